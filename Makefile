@@ -30,7 +30,7 @@ help:
 	@echo "make ray              install Ray, so that make test tries replicas and batches on it"
 	@echo "make wheel            build and audit the wheels, into dist; needs no compiler of this machine"
 	@echo "make try-wheel        install that wheel where there is no compiler, and run it"
-	@echo "make check            format, lint and types"
+	@echo "make check            format, lint, types, and the lines of code of each area against budget.toml"
 	@echo "make format           put the sources into shape"
 	@echo "make docs             write docs/cli.md, models.md and api.md anew from the code"
 	@echo "make clean            remove .venv and what tools left behind"
@@ -109,6 +109,7 @@ check: $(TEST_READY)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy --num-workers auto
+	@$(BIN)/python -m benchmarks.budget
 
 format: $(TEST_READY)
 	@$(BIN)/ruff format $(SOURCES)

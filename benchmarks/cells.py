@@ -1,4 +1,4 @@
-"""What was measured: cells, and how the runs of their arms become figures. Pure functions of plain values.
+"""Cells, and how the runs of their arms become figures. Pure functions of plain values.
 
 A cell is one setting, such as four requests at temperature 0. In it every arm has one run a round. Machines are
 faster in one minute than in the next, so a figure is compared only with those of the same round: ratios and

@@ -22,7 +22,7 @@ Tokens = tuple[int, ...]
 
 
 class StepEngine(Protocol):
-    """What of an Engine is needed to answer requests."""
+    """Engine, as far as it is needed to answer requests."""
 
     def add(self, request: Request) -> None: ...
     def step(self) -> Iterable[SequenceDelta]: ...
@@ -34,7 +34,7 @@ def quiet(_stage: str, _done: int, _total: int) -> None:
 
 
 def model_directory(model: str | None) -> Path:
-    """Of a directory, a GGUF file or a hub id; None: the default model."""
+    """Resolve a directory, a GGUF file or a hub id; None: the default model."""
     return resolve(model, cache_dir(), progress=quiet)
 
 

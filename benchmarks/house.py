@@ -30,7 +30,7 @@ def counted(checkout: Path) -> dict[str, int]:
         text = (checkout / file).read_text(encoding="utf-8")
         tree = ast.parse(text)
         found["lines"] += len(text.splitlines())
-        found["lines of code"] += len(_lines_of_code(text, tree))
+        found["lines of code"] += len(lines_of_code(text, tree))
         found["modules"] += file.name != "__init__.py"
         classes.update(
             each.name for each in tree.body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")
@@ -55,7 +55,7 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _lines_of_code(text: str, tree: ast.Module) -> set[int]:
+def lines_of_code(text: str, tree: ast.Module) -> set[int]:
     """Numbers of the lines that hold more than blanks, comments and docstrings."""
     docstrings: set[int] = set()
     for node in ast.walk(tree):

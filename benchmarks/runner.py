@@ -1,4 +1,4 @@
-"""How a measurement runs: arms in turn, in one process or in two checkouts; and what a result says of itself.
+"""Runner of measurements: arms in turn, in one process or in two checkouts; and the head of every result.
 
 Owns the order of arms, the progress bar, the command line's form, and what every file of results begins with: the
 command, the commit and the machine. Knows neither servers nor engines.
@@ -137,12 +137,12 @@ def command_line(description: str | None) -> argparse.ArgumentParser:
 
 
 def numbers(text: str) -> list[int]:
-    """Of an option such as 1,4,16."""
+    """Parse an option such as 1,4,16."""
     return [int(each) for each in text.split(",")]
 
 
 def named(text: str) -> tuple[str, str]:
-    """Of an option NAME=VALUE; the value may be empty."""
+    """Parse an option NAME=VALUE; the value may be empty."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"it is {text!r}; it must be NAME=VALUE")
@@ -150,7 +150,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def about(program: str, arguments: Sequence[str] | None = None, cores: Sequence[int] = ()) -> Json:
-    """What a result begins with. program: as `python -m` takes it. cores: that were used; none given: all."""
+    """Return the head of a result. program: as `python -m` takes it. cores: that were used; none given: all."""
     given = sys.argv[1:] if arguments is None else arguments
     shown = [Path(each).name if _is_path(each) else each for each in given]
     return {

@@ -37,7 +37,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to start a server. environment: variables in addition to the caller's own. log_path: of its output."""
+    """Recipe to start a server. environment: variables besides the caller's own. log_path: of its output."""
 
     name: str
     command: tuple[str, ...]
@@ -102,7 +102,7 @@ class Server:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Of a frozen server: it runs meanwhile."""
+        """Let a frozen server run meanwhile."""
         self.thaw()
         try:
             yield
@@ -214,7 +214,7 @@ def _high_water(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What an idle server holds. tasks: unfinished asyncio tasks of the front-end. gauges: of /metrics."""
+    """Resources of an idle server. tasks: unfinished asyncio tasks of the front-end. gauges: of /metrics."""
 
     front_end_descriptors: int
     front_end_threads: int
@@ -295,7 +295,7 @@ class WatchedServer(Server):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How a run asks. salt: of the prefix cache and of the corpus of past answers, for all its requests."""
+    """Form of a run's requests. salt: of the prefix cache and of the corpus of past answers, for all of them."""
 
     concurrency: int
     temperature: float

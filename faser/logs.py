@@ -55,7 +55,7 @@ def without_query(record: logging.LogRecord) -> bool:
 
 
 def log_format() -> LogFormat:
-    """How this process logs."""
+    """Return the format in which this process logs."""
     return (
         "json" if any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers) else "text"
     )

@@ -83,7 +83,7 @@ def return_free_memory() -> None:
 
 
 def may_have_gpu(dev: Path = _DEV) -> bool:
-    """Whether a GPU's driver has a device file. Without one torch finds no GPU; with one it still may not."""
+    """Return whether a GPU's driver has a device file. Without one torch finds no GPU; with one it may not."""
     return any(list(dev.glob(pattern)) for pattern in _GPU_NODES)
 
 
@@ -127,7 +127,7 @@ def core_use(proc: Path = _PROC) -> CoreUse | None:
 
 
 class BusyMeter:
-    """How busy other processes kept the cores while this one worked.
+    """Meter of how busy other processes kept the cores while this one worked.
 
     share: 0 … 1, the largest of all stretches that were watched; 0 where the kernel does not say. Of a stretch it
     is the part for which this process's threads waited for a core, at most the part of the cores that others used:

@@ -22,7 +22,7 @@ _END_S = 1.0  # for a program to remove its own temporary files after SIGTERM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a program ended. status: negative after a signal."""
+    """Result of a program that has ended. status: negative after a signal."""
 
     status: int
     stdout: str
@@ -112,7 +112,7 @@ class _Program:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Return what the program has printed so far."""
         return _text(self._out)
 
     def ends_within(self, seconds: float) -> bool:
@@ -123,7 +123,7 @@ class _Program:
         return False
 
     def ended(self) -> Ended:
-        """How it ended; waits for that."""
+        """Wait for the program's end; return its result."""
         status = self._process.wait()
         return Ended(status=status, stdout=self.stdout, stderr=_text(self._err))
 

@@ -18,7 +18,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanContent:
-    """What a span says when it ends. No text of prompts or answers is in it.
+    """Content of a span when it ends. No text of prompts or answers is in it.
 
     error_type: of few values; None: success. failed: the server is at fault, so the span's status is an error.
     """

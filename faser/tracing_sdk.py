@@ -84,7 +84,7 @@ class ExportLog(logging.Filter):
 
 
 def _shortened(said: str) -> str:
-    """What an exporter says of an attempt, without the names of its library's classes."""
+    """Return an exporter's message about an attempt, without the names of its library's classes."""
     system = _SYSTEM_ERROR.search(said)
     return system[1].strip() if system else said[:_MOST_CHARS]
 

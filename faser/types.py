@@ -31,7 +31,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 class FinishReason(StrEnum):
-    """Why a sample ended. The values appear in a metrics label and in the HTTP field."""
+    """Reasons why a sample ended. The values appear in a metrics label and in the HTTP field."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -40,7 +40,7 @@ class FinishReason(StrEnum):
 
 
 class SequenceError(StrEnum):
-    """Why a sequence cannot go on although the others of its step can: there is no token to choose next."""
+    """Reasons why a sequence cannot go on although others of its step can: there is no token to choose next."""
 
     NOT_FINITE = "the model's logits are not finite numbers"
     NONE_ALLOWED = "no token is allowed"
@@ -59,7 +59,7 @@ class EngineState(StrEnum):
 
 
 class StructureKind(StrEnum):
-    """What a StructuredOutput's text is; the values are the keys of `structured_outputs`.
+    """Kinds of a StructuredOutput's text; the values are the keys of `structured_outputs`.
 
     JSON_OBJECT: empty, any JSON object. JSON: a JSON Schema, as JSON. REGEX: a regular expression. CHOICE: the
     possible answers, as a JSON list of strings. GRAMMAR: a context-free grammar in Lark's or GBNF's notation.
@@ -78,7 +78,7 @@ class StructureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class StructuredOutput:
-    """What every answer to a request must match. param: the field that asks for it, for messages.
+    """Structure that every answer to a request must match. param: the field that asks for it, for messages.
 
     Raises RequestError for a text that is too long.
     """
@@ -112,7 +112,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a number: [low, high], or (low, high] if above. high: None: no limit but infinity."""
+    """Limits of a number: [low, high], or (low, high] if above. high: None: no limit but infinity."""
 
     low: float
     high: float | None
@@ -153,7 +153,7 @@ _EDITS = {"edits": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are sampled. Checked when built.
+    """Parameters by which one request's tokens are sampled. Checked when built.
 
     The bodies of all dialects follow from these declarations (api/bodies/fields.py), and so does docs/api.md.
 
@@ -390,7 +390,7 @@ class SpeculationSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """Where the tokens of one step of one sample come from: first accepted draft tokens, then one of the target's.
+    """Sources of one step's tokens for one sample: first accepted draft tokens, then one of the target's.
 
     drafter: None: there was no draft. gamma: draft tokens that the step verified. accepted: how many of them. A
     sample that ends within the step has fewer tokens than accepted + 1.
@@ -405,7 +405,7 @@ class StepTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
-    """What one step added to one sample. index: which of the n samples.
+    """Addition of one step to one sample. index: which of the n samples.
 
     text can be shorter than the text of token_ids (an unfinished code point, a possible stop string); later deltas
     make up for it. stop_reason: the stop string or token id that ended the sample; None for end-of-sequence and
@@ -516,7 +516,7 @@ STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 
 class PaidRatio(NamedTuple):
-    """How many times the tokens per second drafts bring at a load, as measured in groups of steps.
+    """Factor by which drafts raise the tokens per second at a load, as measured in groups of steps.
 
     sequences: the fewest and the most that decode at this load; None: of steps with prompts. low, high: of the
     95 % interval of ratio. drafts: whether sequences draft for it; None: it is being measured.
@@ -591,12 +591,12 @@ class SpeculationStats:
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
-        """[cap] how often the i-th token of a draft was accepted, in all classes."""
+        """Count how often the i-th token of a draft was accepted, in all classes: [cap]."""
         return tuple(map(sum, zip(*(counts for _, counts in self.accepted_at), strict=True)))
 
 
 class Decision(StrEnum):
-    """What became of a request with targets when it arrived. MET: all of them should be met.
+    """Decisions on a request with targets when it arrives. MET: all of them should be met.
 
     RESTORED: later; targets that were given up should be met after all.
     """
@@ -618,7 +618,7 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassOutlook:
-    """Of the requests of one class with targets: the share that should meet them at the present rate.
+    """Share of the requests of one class with targets that should meet them at the present rate.
 
     headroom: by share of requests that meet their targets, how many more requests a second of all classes may come
     until only that share of this class does; below 0 where fewer do already.
@@ -631,7 +631,7 @@ class ClassOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What the latency model expects at the present rate, in requests a second; times in seconds.
+    """Expectations of the latency model at the present rate, in requests a second; times in seconds.
 
     is_known: False: the load is beyond what the model knows, and times are not reported.
     """

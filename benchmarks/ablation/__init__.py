@@ -1,1 +1,1 @@
-"""What each part of speculation gains under a real trace of arrivals: `python -m benchmarks.ablation OUT`."""
+"""Gains of each part of speculation under a real trace of arrivals: `python -m benchmarks.ablation OUT`."""

@@ -1,4 +1,4 @@
-"""What each part of speculation gains, under the arrivals of a real trace.
+"""Gains of each part of speculation, under the arrivals of a real trace.
 
     python -m benchmarks.ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
         [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]

@@ -41,7 +41,7 @@ _WARMING = "warm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure. seconds: in which the requests of a run come. loads: of what arm off can bear.
+    """Settings of a campaign. seconds: in which the requests of a run come. loads: of what arm off can bear.
 
     clients: as many as the engine serves at a time. warm_s: of every arm before anything counts. capacity: tokens
     a second that arm off can bear; None: measured.
@@ -64,7 +64,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearing:
-    """Of arm off: tokens a second with all places taken, and time per token of a request that is alone."""
+    """Capacity of arm off: tokens a second with all places taken, and time per token of a lone request."""
 
     tokens_per_s: float
     tpot_s: float

@@ -90,7 +90,7 @@ class Stretch:
 
 
 def requests_of(trace: Trace, *, tokens_per_s: float, seconds: float, max_tokens: int) -> int:
-    """How many requests, at least 1, yield so many output tokens a second, by the trace's mean length."""
+    """Return how many requests, at least 1, yield so many output tokens a second, by the trace's mean length."""
     return max(round(tokens_per_s * seconds / mean_length(trace, max_tokens)), 1)
 
 
@@ -134,7 +134,7 @@ def stretch(
 
 
 def firsts(trace: Trace, repeats: int, count: int) -> list[int]:
-    """Where the stretches of the repeats begin: spread evenly over the trace."""
+    """Return where the stretches of the repeats begin: spread evenly over the trace."""
     last = len(trace) - count - 1
     if last < 0:
         raise ConfigError(f"{count} requests and the one behind are wanted; the trace has {len(trace)}")
@@ -145,7 +145,7 @@ _PLAIN, _SERIAL = "plain", "serial"
 
 
 class LoadedEngine(StepEngine, Protocol):
-    """What of an Engine is needed here; see faser.engine.engine.Engine."""
+    """Engine, as far as it is needed here; see faser.engine.engine.Engine."""
 
     def abort(self, request_id: str, index: int | None = None) -> None: ...
 
@@ -162,7 +162,7 @@ class LoadedEngine(StepEngine, Protocol):
 
 
 class PruningSwitch(Protocol):
-    """What of EarlyPruning is needed here; see faser.engine.execution.pruning.early_pruning."""
+    """Early pruning, as far as it is needed here; see faser.engine.execution.pruning.early_pruning."""
 
     def use(self, mode: str | None) -> None: ...
 
@@ -180,7 +180,7 @@ WALL = Clock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a run is asked. name: unlike that of any other run. seconds: during which requests come."""
+    """Requests of a run. name: unlike that of any other run. seconds: during which requests come."""
 
     name: str
     asks: Sequence[Ask]
@@ -190,7 +190,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
-    """What came of a run. answers: in the order of the asks.
+    """Result of a run. answers: in the order of the asks.
 
     outcome.verified: drafted tokens that went through all layers; pruned_rows: those that left before the last.
     ahead_steps: of outcome.num_steps, that drafted ahead.
@@ -282,7 +282,7 @@ def _request(load: Load, number: int, ask: Ask) -> Request:
 
 @dataclass(slots=True)
 class _Notes:
-    """What requests saw. seconds: tokens up to then are the window's."""
+    """Observations of requests. seconds: tokens up to then are the window's."""
 
     seconds: float
     served: dict[int, Served] = field(default_factory=dict)

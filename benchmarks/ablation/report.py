@@ -83,7 +83,7 @@ RATIOS: dict[str, tuple[Callable[[Figures], float], int]] = {
 
 
 def sorted_runs(runs: Sequence[Run], arms: Sequence[str]) -> list[Run]:
-    """By load, then by arm in this order, then by repeat."""
+    """Sort by load, then by arm in this order, then by repeat."""
     return sorted(runs, key=lambda run: (run.load, arms.index(run.arm), run.repeat))
 
 
@@ -124,7 +124,7 @@ def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
 
 
 def _against(pairs: Sequence[tuple[Figures, Figures]]) -> dict[str, Estimate]:
-    """How many times as good the first of each pair is. Pairs in which one took no time at all are left out."""
+    """Return how many times as good the first of each pair is, but for pairs in which one took no time at all."""
     found = {}
     for name, (of, better) in RATIOS.items():
         values = [(of(mine), of(theirs)) for mine, theirs in pairs]
@@ -154,7 +154,7 @@ def _times(cells: Sequence[Figures], of: Callable[[Figures], Times]) -> Times:
 
 
 def _ratios(pairs: Sequence[tuple[float, float]]) -> Spread | None:
-    """Of the first over the second of each pair; those over nothing are left out."""
+    """Return the ratios of the first over the second of each pair; those over nothing are left out."""
     ratios = [above / below for above, below in pairs if below > 0]
     return Spread.of(ratios) if ratios else None
 
@@ -226,7 +226,7 @@ def page(about: dict[str, Any], rows: Sequence[Row], plots: Sequence[str], *, ba
 
 
 def pictures(runs: Sequence[Run]) -> dict[str, str]:
-    """Which share of the requests was done within a time, by load: whole latency, and time per output token."""
+    """Draw which share of the requests was done within a time, by load: latency, and time per output token."""
     made: dict[str, str | None] = {}
     for load in dict.fromkeys(run.load for run in runs):
         of_load = [run for run in runs if run.load == load]
@@ -280,7 +280,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _report_ratios(rows: Sequence[Row], base: str) -> list[str]:
-    """How many times as good as the base arm, over repeats on the same arrivals. Nothing without other arms."""
+    """Report how many times as good as the base arm, on the same arrivals. Nothing without other arms."""
     compared = [row for row in rows if row.against_base]
     if not compared:
         return []

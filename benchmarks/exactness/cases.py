@@ -56,7 +56,7 @@ from faser.kernels.cpu.text_index import TextRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """How long drafts are. cut, stop: as in Scenario."""
+    """Pattern of drafts' lengths. cut, stop: as in Scenario."""
 
     lengths: Lengths
     tables: Tables = WIDE

@@ -1,21 +1,19 @@
 """Hashes every plan of 936 simulated scenarios, and times them: what a change decides otherwise, and its worth.
 
-    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json] [--native] [--tokens 40]
+    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json] [--tokens 40]
 
 26 kinds of speculation (drafters, policies, costs of a pass, drafts made during steps) under 36 conditions
 (acceptance, requests at once, confidences that tell something or nothing, noise of the times). The real scheduler,
 control and policies run on a simulated clock; hashed are the rows of every plan, the time of every step and what
-speculation counted. Beside the hash stand the simulated seconds until the last answer. --native: acceptance is
-computed by native code, as in a server, not by Python. --tokens: of each answer; in 40 the guard has hardly
-measured what drafts gain. It takes a minute, says by kind how much faster the scenarios are than those of
-BEFORE.json, and ends with status 1 if a hash differs.
+speculation counted. Beside the hash stand the simulated seconds until the last answer. --tokens: of each answer;
+in 40 the guard has hardly measured what drafts gain. It takes a minute, says by kind how much faster the scenarios
+are than those of BEFORE.json, and ends with status 1 if a hash differs.
 """
 
 import argparse
 import hashlib
 import json
 import sys
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +26,7 @@ from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.contract.plan import StepPlan, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
@@ -37,7 +36,6 @@ from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafting.registry import load_index
-from faser.kernels.cpu.acceptance import NativeAcceptance
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
 MILLISECONDS = (12.4, 14.1, 14.6, 17.6, 19.3, 24.9, 29.3, 41.2, 53.5, 103.8, 208.0)  # two cores, 135M parameters
@@ -125,7 +123,7 @@ def scenario_hash(
             policy=chosen,
             overlap=options,
             times_itself=False,
-            make_native=make_native,
+            make_native=make_native or native_acceptance(load_index),
         )
 
     simulation = Simulation(
@@ -173,13 +171,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--compare", type=Path, default=None, help="the result of another checkout")
-    parser.add_argument("--native", action="store_true", help="acceptance is computed by native code")
     parser.add_argument("--tokens", type=int, default=OUTPUT, help=f"tokens of each answer (default {OUTPUT})")
     options = parser.parse_args()
-    make_native = partial(NativeAcceptance, load_index()) if options.native else None
     scenarios = [*product(KINDS, CONDITIONS)]
     found = {
-        f"{kind} {condition}": scenario_hash(kind, condition, make_native=make_native, num_tokens=options.tokens)
+        f"{kind} {condition}": scenario_hash(kind, condition, num_tokens=options.tokens)
         for kind, condition in track(scenarios, "simulating", disable=not sys.stderr.isatty())
     }
     total = hashlib.sha256(json.dumps([each for each, _ in found.values()]).encode()).hexdigest()[:16]

@@ -41,7 +41,7 @@ class Tables:
         return int(self.vocab**self.length)
 
     def outcomes(self, tokens: Ints) -> Ints:
-        """[N] number of each answer. tokens: [N, length]."""
+        """Return the number of each answer: [N]. tokens: [N, length]."""
         return np.asarray(tokens @ self.vocab ** np.arange(self.length - 1, -1, -1), dtype=np.int64)
 
 
@@ -68,7 +68,7 @@ DEEP = make_tables(3, 8, (0, 1, 0, 0, 1, 1, 0), 20260428, 0.3)
 
 
 def samplings(vocab: int) -> Mapping[str, SamplingParams]:
-    """What requests ask for, by name."""
+    """Return sampling parameters by name."""
     bias = ((0, 1.2), (1, -0.8))
     few = 5 if vocab > 5 else 2
     return {
@@ -93,7 +93,7 @@ def samplings(vocab: int) -> Mapping[str, SamplingParams]:
 
 
 def exact_distribution(tables: Tables, sampling: SamplingParams) -> Floats:
-    """[V ** length] probability of each answer of the target alone, in the order of Tables.outcomes."""
+    """Return the probability [V ** length] of each answer of the target alone, in the order of Tables.outcomes."""
     table = tables.target_logits.double().numpy()
     last = np.array([tables.prompt[-2:]])  # [N, 2], of all beginnings
     counts = np.zeros((1, tables.vocab))
@@ -152,7 +152,7 @@ def joint_and_single(answers: Ints, distribution: Floats, tables: Tables) -> flo
 
 
 def p_value(outcomes: Ints, distribution: Floats) -> float:
-    """Of chi-square: the probability of being at least that far off by chance; 0 for what cannot be.
+    """Return chi-square's probability of being at least that far off by chance; 0 for what cannot be.
 
     Cells that expect fewer than ENOUGH become one, with as many more of the rarest as lift it to ENOUGH.
     """

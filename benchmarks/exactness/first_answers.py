@@ -1,4 +1,4 @@
-"""What a newcomer reads: thirty ordinary first questions to the default model, by several sampling defaults.
+"""A newcomer's first answers: thirty ordinary questions to the default model, by several sampling defaults.
 
     python -m benchmarks.exactness.first_answers OUT.json [--tries 6] [--tokens 256]
 
@@ -135,7 +135,7 @@ def _judged(question: Question, sample: CompletionOutput, seed: int) -> dict[str
 
 
 def faults(text: str, *, ended: bool) -> list[str]:
-    """What is wrong with an answer, whatever was asked. ended: it ended by itself."""
+    """Return the faults of an answer, whatever was asked. ended: it ended by itself."""
     words = re.findall(r"\w+", text.lower())
     found = [] if ended else ["does not end"]
     if not words:

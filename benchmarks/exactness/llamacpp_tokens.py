@@ -68,7 +68,7 @@ class LlamaServer:
         return found
 
     def log_probabilities(self, tokens: list[int]) -> dict[int, float]:
-        """Of the likeliest tokens that may follow these."""
+        """Return the log probabilities of the likeliest tokens that may follow these."""
         asked = {"n_predict": 1, "temperature": 0, "n_probs": _LIKELIEST, "ignore_eos": True}
         found = self._post("/completion", prompt=tokens, cache_prompt=False, **asked)
         (first,) = found["completion_probabilities"]

@@ -72,7 +72,7 @@ def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Te
 
 
 def residual_not_renormalised(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """What the residual lacks of 1 falls to its last token."""
+    """Give what the residual lacks of 1 to its last token."""
     fixed_probs = residual_probs(target_probs, draft_probs)
     fixed_probs[:, -1] += PROB_ONE - fixed_probs.sum(-1)
     return fixed_probs
@@ -91,7 +91,7 @@ class StaleChoice(ProbabilisticDraftSampler):
 
 
 class MisstatedChoice(ProbabilisticDraftSampler):
-    """What the token was drawn from is stated a little flatter than it was."""
+    """Sampler that states its distribution a little flatter than it was."""
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         chosen = super().choose(logits, rows, ids)

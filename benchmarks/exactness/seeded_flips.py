@@ -1,4 +1,4 @@
-"""How often a seeded token changes when logits change by a rounding error, by how tokens are drawn.
+"""Share of seeded tokens that change when logits change by a rounding error, by how tokens are drawn.
 
     python -m benchmarks.exactness.seeded_flips OUT.json [--model MODEL.gguf] [--windows 16] [--every 36]
 
@@ -37,7 +37,7 @@ SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.8, 1.0), (0.8, 0.95))  # temperature, to
 
 
 def final_probs(logits: Reals, temperature: float, top_p: float) -> Reals:
-    """[V] after temperature and top_p."""
+    """Return the probabilities [V] after temperature and top_p."""
     weights = np.exp((logits - logits.max()) / temperature)
     if top_p < 1:
         order = np.argsort(-weights, kind="stable")
@@ -60,7 +60,7 @@ def same_by_running_sum(probs: Reals, others: Reals, *, by_likelihood: bool = Fa
 
 
 def same_by_race(probs: Reals, others: Reals) -> Reals:
-    """[N] probability that this one wins both races, which are run with the same exponential numbers.
+    """Return the probability [N] that this one wins both races, run with the same exponential numbers.
 
     Of n with ratios r = others / probs: 1 / Σ_j max(probs_j / probs_n, others_j / others_n).
     """

@@ -52,7 +52,7 @@ def main() -> None:
 def _answers(
     asked: argparse.Namespace, schemas: tuple[NamedSchema, ...], policy: str
 ) -> dict[float, list[CompletionOutput]]:
-    """By temperature, one sample for each schema."""
+    """Answer each schema once at each temperature; return the samples by temperature."""
     settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": asked.at_once, "speculative_policy": policy}
     if policy == "fixed":
         settings["speculative_config"] = {"num_speculative_tokens": NUM_DRAFTS}

@@ -37,7 +37,7 @@ Cut = Callable[[Proposals], Proposals]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How sequences over tables are answered.
+    """Scenario in which sequences over tables are answered.
 
     lengths: γ to ask for. cut: what becomes of drafts before they are verified; None: nothing. stop: of drafting.
     """
@@ -195,7 +195,7 @@ class _Batch:
         return self._verifier.verify(self._logits(table), layout, proposals.probs)
 
     def _logits(self, table: DraftTable) -> Tensor:
-        """[R, V] of the rows of all sequences."""
+        """Return the logits [R, V] of the rows of all sequences."""
         vocab, deepest = self._scenario.tables.vocab, int(table.lengths.max())
         last_two = np.array([self._tokens[slot][-2:] for slot in table.slots.tolist()])
         before = np.concatenate((last_two, table.token_ids[:, :deepest]), axis=1)
@@ -211,7 +211,7 @@ class _Batch:
         self._drafter.commit(going, found.counts, found.token_ids)
 
     def _leave(self, going: list[int]) -> list[int]:
-        """Who goes on."""
+        """Release the sequences that are full; return those that go on."""
         for slot in (slot for slot in going if len(self._tokens[slot]) >= self._full):
             self._sampler.release(slot)
             self._drafter.release(slot)

@@ -63,7 +63,7 @@ class ServerMetrics:
         return cls.parse(httpx.get(f"{url}/metrics", timeout=_TIMEOUT_S, trust_env=False).raise_for_status().text)
 
     def since(self, earlier: "ServerMetrics") -> "ServerMetrics":
-        """What was added after the earlier scrape. Series that were not there count from zero."""
+        """Return what was added after the earlier scrape. Series that were not there count from zero."""
         return ServerMetrics({key: value - earlier._samples.get(key, 0.0) for key, value in self._samples.items()})
 
     def total(self, name: str, **labels: str) -> int:
@@ -295,5 +295,5 @@ def _count(what: str, reported: int, counted: int, *, explained: int | None = No
 
 
 def _latest_s(own_s: float) -> float:
-    """What a client may measure at most where the server measures own_s."""
+    """Return the most that a client may measure where the server measures own_s."""
     return own_s + _SLACK_S + _SLACK_SHARE * own_s

@@ -57,7 +57,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is measured. tokenizer: folder of the model's tokenizer. questions: Spec-Bench's question.jsonl.
+    """Target of the tools. tokenizer: folder of the model's tokenizer. questions: Spec-Bench's question.jsonl.
 
     model, root: the card in /v1/models; tools that are given no tokenizer load it from root, a folder or hub id.
     environments: folder with one virtual environment a tool. folder: of the run, empty at first.

@@ -1,1 +1,1 @@
-"""What FASER does on a CUDA device: checks first, then times, each next to the least that memory allows."""
+"""Measurements on a CUDA device: checks first, then times, each next to the least that memory allows."""

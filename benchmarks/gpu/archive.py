@@ -55,7 +55,7 @@ def _add(packed: tarfile.TarFile, path: Path, name: str) -> None:
 
 
 def read_records(archive: Path) -> tuple[Json, dict[str, Record]]:
-    """What run.json says, empty where there is none; and the phases' records by name.
+    """Read run.json, empty where there is none, and the phases' records by name.
 
     Raises ValueError that names an archive which cannot be read.
     """

@@ -88,7 +88,7 @@ def draft_of(plan: Plan) -> Path:
 
 
 def made_up_costs() -> StepTimes:
-    """Of steps and passes, where nothing is decided by them or nothing that is decided counts."""
+    """Return made-up times of steps and passes, for where no decision depends on them, or none counts."""
     return StepTimes.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
 
 
@@ -115,7 +115,7 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
 
 
 def with_engine(plan: Plan, wanted: Wanted, work: Callable[[Opened], Found]) -> Found:
-    """What work makes of an engine; its memory is free again when this returns.
+    """Return what work makes of an engine; its memory is free again when this returns.
 
     Only work may hold the engine: a device has no room for two of 8B. Raises ConfigError for what does not
     fit.
@@ -141,7 +141,7 @@ def close(opened: Opened) -> None:
 
 
 def free_memory() -> None:
-    """Of engines without a holder, recordings included."""
+    """Free the memory of engines without a holder, recordings included."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

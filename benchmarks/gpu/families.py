@@ -93,32 +93,32 @@ TINY_GEMMA2: Config = GEMMA2_2B | _TINY_MIXTURE | _SHORT
 
 
 def experts_of(spec: DecoderSpec) -> ExpertsSpec:
-    """Of the first layer; in a mixture of these shapes all layers have the same."""
+    """Return the experts of the first layer; in a mixture of these shapes all layers have the same."""
     found = spec.layers[0].feed_forward
     assert isinstance(found, ExpertsSpec), "the model is no mixture"
     return found
 
 
 def num_experts(spec: DecoderSpec) -> int:
-    """Of all layers together."""
+    """Count the experts of all layers together."""
     return spec.num_layers * experts_of(spec).num_experts
 
 
 def expert_values(spec: DecoderSpec) -> int:
-    """Of one expert: gate, up and down, and their biases."""
+    """Count the values of one expert: gate, up and down, and their biases."""
     network = experts_of(spec)
     biases = 2 * network.size + spec.hidden_size if network.bias else 0
     return 3 * network.size * spec.hidden_size + biases
 
 
 def other_values(spec: DecoderSpec) -> int:
-    """What every step reads of a mixture: all weights but the experts and the embedding."""
+    """Count the values that every step reads of a mixture: all weights but the experts and the embedding."""
     embedding = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size
     return tensors.num_parameters(spec) - num_experts(spec) * expert_values(spec) - embedding
 
 
 def mixture_step_bytes(spec: DecoderSpec, *, experts: float, sequences: int, context: int) -> float:
-    """What a step must read at least. experts: that it reads, of all layers together; may be a mean.
+    """Return the least bytes that a step reads. experts: that it reads, of all layers together; may be a mean.
 
     Of each sequence a layer reads the keys and values that its window leaves.
     """

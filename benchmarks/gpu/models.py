@@ -146,7 +146,7 @@ VALUE_BYTES = 2
 def step_bytes(
     spec: DecoderSpec, *, kv_tokens: int, value_bytes: int = 2, product_bytes: int | None = None
 ) -> int:
-    """What a step must read at least: every weight once, of the embedding next to nothing, and the KV cache.
+    """Return the least bytes that a step reads: every weight once but the embedding's, and the KV cache.
 
     kv_tokens: positions that the rows' sequences have in the cache, all together. value_bytes: of a weight and of
     a value in the cache. product_bytes: of a weight of the layers' products; None: as of the others.
@@ -196,14 +196,14 @@ _OTHER_BYTES = 8 << 30  # logits, a step of 8192 rows, CUDA graphs, workspaces, 
 
 
 def kv_bytes(specs: Sequence[DecoderSpec], *, sequences: int, context: int) -> int:
-    """Of a cache for this number of sequences with prompts of context tokens, of all these models."""
+    """Return the bytes of a cache for this number of sequences with prompts of context tokens, of all models."""
     said = min(sequences * MORE_TOKENS, _SAID_TOKENS)
     tokens = sequences * context + max(said, MORE_TOKENS) + (sequences + _SPARE_BLOCKS) * BLOCK_SIZE
     return tokens * sum(2 * spec.num_layers * spec.attention.kv_size * VALUE_BYTES for spec in specs)
 
 
 def has_room(memory_bytes: int, models: Sequence[Config], *, sequences: int, context: int) -> bool:
-    """Whether a device holds these models, by their config.json, with these sequences."""
+    """Return whether a device holds these models, by their config.json, with these sequences."""
     specs = [decoder_spec(model) for model in models]
     weights = sum(tensors.num_parameters(spec) for spec in specs) * VALUE_BYTES
     needed = weights + kv_bytes(specs, sequences=sequences, context=context) + _OTHER_BYTES

@@ -257,7 +257,7 @@ def run_all(
     keep: Callable[[], None] = lambda: None,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[Record]:
-    """What is complete already is skipped. Time that a phase leaves goes to those behind it.
+    """Run the phases that are not complete. Time that a phase leaves goes to those behind it.
 
     launch: runs one phase within a number of seconds. keep: called after each of them.
     """

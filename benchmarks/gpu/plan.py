@@ -1,4 +1,4 @@
-"""What a run is to measure and how large: on a device, or on a CPU to see that every phase runs at all."""
+"""Plan of a run and its sizes: on a device, or on a CPU to see that every phase runs at all."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is kept of a run: a JSON file a phase, written as soon as there is anything; and the processes of phases.
+"""Records of a run: a JSON file a phase, written as soon as there is anything; and the processes of phases.
 
 A phase whose file is complete is not run again. A run may be killed at any moment, and a process that outlives it
 would keep the device's memory from the next run: so processes end with the one that started them, however that one
@@ -88,7 +88,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What came of a phase. dry_run: on a CPU with tiny shapes, where no time means anything.
+    """Record of a phase. dry_run: on a CPU with tiny shapes, where no time means anything.
 
     complete: it came to its end. error: what stopped it. skipped: why it was not begun; neither: it runs, or its
     run was killed. left_out: what there was no time for. saved_s: Unix seconds when this was written.
@@ -115,7 +115,7 @@ class Record:
 
 
 class Folder:
-    """Where the records of one run lie. Dry runs and others do not share one."""
+    """Folder of the records of one run. Dry runs and others do not share one."""
 
     def __init__(self, path: Path, *, dry_run: bool) -> None:
         self.path = path
@@ -136,7 +136,7 @@ class Folder:
         return record
 
     def save(self, record: Record) -> Record:
-        """As it was saved, with the time. A reader never sees half a record."""
+        """Save a record; return it with the time. A reader never sees half a record."""
         saved = replace(record, saved_s=round(time.time(), 3))
         self.write(self._file(record.phase).name, asdict(saved))
         return saved
@@ -145,7 +145,7 @@ class Folder:
         write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
 
     def discard(self, phase: str) -> None:
-        """What an earlier try left is of no use."""
+        """Discard what an earlier try left."""
         self._file(phase).unlink(missing_ok=True)
 
     def stopped(self, phase: str, error: str, seconds: float) -> Record:
@@ -162,12 +162,12 @@ class Folder:
 
 
 def record_of(content: Json) -> Record:
-    """Of what a file of a phase holds. Raises TypeError for anything else."""
+    """Make a record of the content of a phase's file. Raises TypeError for anything else."""
     return Record(**(content | {"left_out": tuple(content["left_out"])}))
 
 
 class Desk:
-    """Where one phase works: keeps its results, knows its time, says how far it is.
+    """Desk of one phase: keeps its results, knows its time, says how far it is.
 
     budget_s: after that, `may_begin` refuses what is new. now: seconds of a clock.
     """
@@ -192,7 +192,7 @@ class Desk:
         self._say(f"[{self._phase} {self._spent_s:5.1f} s] {text}")
 
     def may_begin(self, what: str, *, needs_s: float = 0.0) -> bool:
-        """Whether there is time; what there is none for is noted. needs_s: about how long it takes."""
+        """Return whether there is time; note what there is none for. needs_s: about how long it takes."""
         if self.left_s > needs_s:
             self.say(what)
             return True

@@ -123,7 +123,7 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
 
 
 def _shown(table: Table, found: dict[str, Json], name: str) -> str:
-    """What a phase that was broken off has kept need not suffice for its table; the rest of the page stands."""
+    """Show a table. What a broken-off phase has kept need not suffice for it; the rest of the page stands."""
     try:
         return table(found.get(name, {}))
     except (KeyError, TypeError, ValueError) as error:

@@ -46,7 +46,7 @@ class DeviceClock(Protocol):
 
 
 class CudaClock:
-    """See DeviceClock. Events on the current stream, which the marked work has to be given to."""
+    """Clock of events on the current CUDA stream, which the marked work has to be given to."""
 
     def mark(self) -> torch.cuda.Event:
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class CudaClock:
 
 
 class HostClock:
-    """See DeviceClock. Of a CPU, where all work is done by the time a call returns."""
+    """Clock of a CPU, where all work is done by the time a call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -146,7 +146,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Of one stretch. host_s: wall time of each call; device_s: from one step's end to the next one's there.
+    """Steps of one stretch. host_s: wall time of each call; device_s: from one step's end to the next one's there.
 
     num_tokens: that came out in wall_s.
     """
@@ -232,7 +232,7 @@ class ClosedLoop:
 
 
 def answers(engine: Engine, prompts: Sequence[Tokens], sampling: Callable[[int], SamplingParams]) -> list[Tokens]:
-    """What the engine says to all of them, asked at once. Raises EngineError if an answer fails."""
+    """Return the engine's answers to all prompts, asked at once. Raises EngineError if an answer fails."""
     said: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         request = Request(request_id=f"answer-{place}", prompt_token_ids=prompt, sampling=sampling(place))
@@ -265,7 +265,7 @@ def greedy(_place: int) -> SamplingParams:
 
 
 def sampled(place: int) -> SamplingParams:
-    """As chats ask for it; every sequence with a seed of its own."""
+    """Return the sampling that chats ask for; every sequence with a seed of its own."""
     return SamplingParams(temperature=0.8, top_p=0.95, seed=place, max_tokens=None, ignore_eos=True)
 
 

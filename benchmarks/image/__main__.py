@@ -140,7 +140,7 @@ def without_network(engine: Engine, image: str) -> Found:
 
 
 def any_user(engine: Engine, image: str) -> Found:
-    """As a random user of group 0, as OpenShift does, with a volume; the answer, and the files in /data."""
+    """Ask as a random user of group 0, as OpenShift has it, with a volume; count the files in /data."""
     with started(engine, image, "--user", "1000650000:0") as container:
         container.wait_ready()
         ask(container.url)
@@ -279,7 +279,7 @@ def build(engine: Engine, image: str, flags: Sequence[str]) -> None:
 
 
 def tried(name: str, trial: Callable[[Engine, str], Found], engine: Engine, image: str) -> dict[str, Any]:
-    """What the trial found, with `held`: whether all that it checks is so."""
+    """Run a trial; return its findings, with `held`: whether all that it checks is so."""
     began_s = time.monotonic()
     try:
         outcome: dict[str, Any] = {"held": True, **trial(engine, image)}

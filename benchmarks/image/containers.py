@@ -39,7 +39,7 @@ print(total * 1024)
 
 
 class TrialError(Exception):
-    """What was promised of the image is not so. The message says what was found."""
+    """Raised where a promise of the image does not hold. The message says what was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def free_port() -> int:
 
 
 def image_config(engine: Engine, image: str) -> dict[str, Any]:
-    """What the image says of itself, as `inspect` shows it."""
+    """Return the image's own description, as `inspect` shows it."""
     (found,) = json.loads(engine.call("image", "inspect", image))
     assert isinstance(found, dict)
     return found

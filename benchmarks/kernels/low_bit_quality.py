@@ -1,4 +1,4 @@
-"""What low-bit weights and keys and values in int8 cost in quality, on this project's own documents.
+"""Loss of quality by low-bit weights and by keys and values in int8, on this project's own documents.
 
     python -m benchmarks.kernels.low_bit_quality MODEL.gguf OUT.json [--windows 60] [--tokens 256]
 
@@ -145,7 +145,7 @@ def _compare(
 
 
 def log_probabilities(model: PagedModel, window: Sequence[int]) -> torch.Tensor:
-    """[W - context - 1, V], in float32."""
+    """Return log probabilities [W - context - 1, V], in float32."""
     return model.prefill(window, [_CHUNK] * (len(window) // _CHUNK))[_CONTEXT:-1].float().log_softmax(1)
 
 

@@ -1,4 +1,4 @@
-"""What choosing tokens costs, by the sampler and for drafts: natively, by tensor operations, and as it was before.
+"""Cost of choosing tokens, by the sampler and for drafts: natively, by tensor operations, and as it was before.
 
     python -m benchmarks.kernels.sampling OUT.json [--base CHECKOUT] [--rows 1,4,16,64] [--vocab 49152]
         [--seconds 0.4] [--threads 2]

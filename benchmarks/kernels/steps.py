@@ -1,4 +1,4 @@
-"""Where the time of a whole step goes with weights as a GGUF file stores them, and of the same file in bfloat16.
+"""Time of a whole step by part, with weights as a GGUF file stores them, and of the same file in bfloat16.
 
     python -m benchmarks.kernels.steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
         [--llama-bench FILE] [--library NAME=FILE]

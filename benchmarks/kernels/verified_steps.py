@@ -1,4 +1,4 @@
-"""What a whole step takes that verifies drafts of one sequence, next to a step of one row, with weights as stored.
+"""Time of a whole step that verifies drafts of one sequence, next to a step of one row, with weights as stored.
 
     python -m benchmarks.kernels.verified_steps MODEL.gguf OUT.json [--rows 1 2 4 8] [--rounds 9]
 

@@ -192,7 +192,7 @@ class Growth:
         return {f"{prefix}{name}.weight": value for name, value in made.items()}
 
     def _reading(self, weight: Tensor, norm: Tensor, units: Units) -> Tensor:
-        """[out, h] and the [h] norm before it → [out + units, H]."""
+        """Widen a weight that reads: [out, h] and the [h] norm before it → [out + units, H]."""
         folded = weight * norm
         extra = self._random(len(folded), self.wide.hidden_size - self.spec.hidden_size, std=folded.std())
         kept = torch.cat((folded, extra), dim=1) @ (self._rotation.T / self._scale)
@@ -201,7 +201,7 @@ class Growth:
         return torch.cat((kept, paired, paired, single))
 
     def _written(self, weight: Tensor, units: Units) -> Tensor:
-        """[h, in] → [H, in + units]."""
+        """Widen a weight that writes: [h, in] → [H, in + units]."""
         kept = self._scale * self._rotation[:, : self.spec.hidden_size] @ weight
         paired = self._random(len(kept), units.pairs, std=kept.std())
         return torch.cat((kept, paired, -paired, kept.new_zeros(len(kept), units.singles)), dim=1)

@@ -235,7 +235,7 @@ class _Tensors:
             self._add_vector(f"{prefix}{name}.weight", shape.hidden, 1.0)
 
     def _add_mtp(self, prefix: str) -> None:
-        """What makes the layer's input of a token and the state before it: that state, where drafts are right."""
+        """Add what makes the layer's input of a token and the state before it: the state, if drafts are right."""
         hidden = self._shape.hidden
         for name in ("enorm", "hnorm", "shared_head_norm"):
             self._add_vector(f"{prefix}{name}.weight", hidden, 1.0)
@@ -246,7 +246,7 @@ class _Tensors:
             self._add(f"{prefix}eh_proj", hidden, 2 * hidden, Kind.Q8_0)
 
     def _add_attention(self, prefix: str, wide: Kind) -> None:
-        """Of models with delta nets, gated: a query has a gate."""
+        """Add attention, gated in models with delta nets: a query has a gate."""
         shape, hidden = self._shape, self._shape.hidden
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self._add(f"{prefix}attn_q", 2 * queries if shape.delta_heads else queries, hidden, self._usual)
@@ -315,7 +315,7 @@ class _Tensors:
 
 
 def random_blocks(rng: np.random.Generator, columns: int, depth: int, kind: Kind, std: float = _STD) -> _Bytes:
-    """[columns, bytes of a row]: random codes and scales; the block's own scale makes weights of about std."""
+    """Return random codes and scales [columns, bytes of a row]; a block's scale makes weights of about std."""
     values, num_bytes = GGML_QUANT_SIZES[kind]
     count = columns * depth // values
     blocks = rng.integers(0, 256, (count, num_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""What a scrape of /metrics takes, by what has changed, and by the library alone; what scrapes cost a server.
+"""Time of a scrape of /metrics, by what has changed, and by the library alone; its cost to a server.
 
     python -m benchmarks.observability.scrape OUT.json [--questions QUESTIONS.jsonl] [--rounds 7] [--model MODEL]
 

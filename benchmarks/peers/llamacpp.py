@@ -41,7 +41,7 @@ def server_path(directory: Path) -> Path:
 
 
 def weights_path(directory: Path, model: Path, precision: str) -> Path:
-    """Where the checkpoint `model` lies at a precision of PRECISIONS."""
+    """Return where the checkpoint `model` lies at a precision of PRECISIONS."""
     return directory.absolute() / f"{model.name}-{precision}.gguf"
 
 
@@ -84,7 +84,7 @@ def convert(directory: Path, model: Path) -> None:
 
 
 def contents(weights: Path) -> dict[str, Any]:
-    """What a file of weights contains: tensors by type, and bits a weight over all of them."""
+    """Describe a file of weights: tensors by type, and bits a weight over all of them."""
     tensors = GGUFReader(weights).tensors
     num_weights = sum(int(tensor.n_elements) for tensor in tensors)
     return {

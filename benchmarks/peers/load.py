@@ -25,7 +25,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a server listens, and how it wants to be asked for a greedy answer of full length.
+    """Address of a server, and how it wants to be asked for a greedy answer of full length.
 
     model: its name in requests. extra_body: fields in addition to model, messages, max_tokens, temperature and
     stream. takes_salt: whether it remembers prompts or answers for the requests with the same `cache_salt`.

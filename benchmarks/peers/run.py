@@ -49,7 +49,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every system is asked for. requests: number of requests by concurrency."""
+    """Work that every system is given. requests: number of requests by concurrency."""
 
     prompts: tuple[Prompt, ...]
     requests: dict[int, int]

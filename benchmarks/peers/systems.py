@@ -35,7 +35,7 @@ _PRINT_VERSIONS = "import sys, importlib.metadata as m; print(*(m.version(name) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What is the same for all systems.
+    """Conditions that are the same for all systems.
 
     cores: numbers of the cores that clients and servers share; one thread computes on each.
     directory: where logs, caches and the peers' virtual environments lie.
@@ -245,7 +245,7 @@ def _llamacpp_weights(precision: str, conditions: Conditions) -> Path:
 
 
 def _python_versions(python: Path, package: str) -> dict[str, str]:
-    """Of a distribution and of torch, in the environment of this interpreter."""
+    """Return the versions of a distribution and of torch, in the environment of this interpreter."""
     command = [str(python), "-c", _PRINT_VERSIONS, package, "torch"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     version, torch_version = ended.stdout.split()
@@ -253,7 +253,7 @@ def _python_versions(python: Path, package: str) -> dict[str, str]:
 
 
 def _common_flags(conditions: Conditions) -> tuple[str, ...]:
-    """What FASER and vLLM spell alike."""
+    """Return the flags that FASER and vLLM spell alike."""
     return (
         *("--dtype", "bfloat16", "--served-model-name", _SERVED_NAME, "--no-enable-prefix-caching"),
         *("--max-model-len", str(conditions.max_model_len), "--max-num-seqs", str(conditions.max_num_seqs)),

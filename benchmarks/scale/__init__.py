@@ -1,1 +1,1 @@
-"""What more than one engine, and more than one process, costs and brings."""
+"""Costs and gains of more than one engine, and of more than one process."""

@@ -39,7 +39,7 @@ class Front(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """How the operator calls them."""
+    """Programs, as the operator calls them."""
 
     nginx: str = "nginx"
     vllm_router: str = "vllm-router"

@@ -1,4 +1,4 @@
-"""What dividing a model among processes of one machine costs: a step's time, and the memory of each, by ranks.
+"""Cost of dividing a model among processes of one machine: a step's time, and the memory of each, by ranks.
 
     python -m benchmarks.scale.ranks OUT.json [--model MODEL] [--ranks 1,2] [--rows 1,4,16] [--rounds 3]
 
@@ -26,7 +26,7 @@ _CONTEXT, _STEPS, _WARM = 64, 40, 8
 
 
 def measure(given: Namespace, ranks: int) -> dict[str, Any]:
-    """Of one engine: seconds of a step by rows, and bytes of each rank."""
+    """Measure one engine: seconds of a step by rows, and bytes of each rank."""
     most = max(given.rows)
     config = EngineConfig(
         model=given.model,

@@ -98,7 +98,7 @@ def served(nodes: Nodes, port: int, flags: Sequence[str], **replica: Any) -> Ite
 
 
 def deploy(nodes: Nodes, port: int, flags: Sequence[str], **replica: Any) -> None:
-    """As an operator does; what runs already is changed."""
+    """Deploy as an operator does; what runs already is changed."""
     config = yaml.safe_load((CHECKOUT / "deploy/ray/serve.yaml").read_text())
     config["http_options"] = {"host": "127.0.0.1", "port": port}
     config["proxy_location"] = "HeadOnly"  # both nodes have this machine's ports

@@ -1,4 +1,4 @@
-"""How long hostile bodies of up to 32 MiB keep other requests waiting. No model: the front-end alone.
+"""Stall of other requests by hostile bodies of up to 32 MiB. No model: the front-end alone.
 
     python -m benchmarks.serving.body_stall [--out FILE]
 

@@ -1,4 +1,4 @@
-"""What one client reads of another's answers off its own: the attack, as a program against a running server.
+"""Attack of one client that reads another's answers off its own, as a program against a running server.
 
     faser serve --api-key VICTIM --api-key ATTACKER
     python -m benchmarks.serving.cache_privacy --victim-key VICTIM --attacker-key ATTACKER [--probes 1000]
@@ -95,7 +95,7 @@ class Observation:
 
     @property
     def most_tokens_at_once(self) -> int:
-        """Of its events."""
+        """Return the most tokens of one of its events."""
         return max(len(choice["token_ids"]) for event in self.events for choice in event["choices"])
 
     @property
@@ -142,7 +142,7 @@ class Findings:
 
     @property
     def learned(self) -> bool:
-        """Whether an answer says anything about the victim's, other than by the time it takes."""
+        """Return whether an answer says anything about the victim's, other than by the time it takes."""
         unequal = [each for each in (*self.guesses.values(), self.prompts) if each.right != each.wrong]
         return self.changed > 0 or bool(unequal)
 
@@ -239,7 +239,7 @@ def _guesses(answers: Sequence[tuple[int, ...]], probes: int, rng: random.Random
 def _prompts(
     texts: Sequence[tuple[int, ...]], attacker: httpx.Client, rng: random.Random
 ) -> tuple[list[Observation], list[Observation]]:
-    """What the attacker sees of the victim's texts, and of their shuffled tokens. Each is asked for once."""
+    """Return the attacker's view of the victim's texts, and of their shuffled tokens. Each is asked for once."""
     known = [observe(attacker, Probe(prompt=text, is_right=True)) for text in texts]
     shuffled = [tuple(rng.sample(text, len(text))) for text in texts]
     return known, [observe(attacker, Probe(prompt=text, is_right=False)) for text in shuffled]

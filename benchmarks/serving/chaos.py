@@ -117,7 +117,7 @@ def write(out: Path, head: dict[str, Any], outcome: Outcome) -> None:
 
 
 async def _warm_up(server: WatchedServer, wanted: Wanted) -> None:
-    """As many answers at once as there will be clients: pools of threads and connections have their size then."""
+    """Ask for as many answers at once as there will be clients: pools have their size then."""
     async with http_client(server.url) as http:
         visits = [
             Visit(http=http, address=server.address, rng=random.Random(f"{wanted.seed}/warm-up/{number}"))

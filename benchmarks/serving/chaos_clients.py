@@ -32,7 +32,7 @@ class Violation(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What an action needs: the server, and the client's own source of chance."""
+    """Needs of an action: the server, and the client's own source of chance."""
 
     http: httpx.AsyncClient
     address: tuple[str, int]
@@ -186,7 +186,7 @@ ACTIONS: dict[Action, int] = {
 
 
 async def act(action: Action, visit: Visit) -> str:
-    """How an action ended. Raises Violation, also where the server broke off or took longer than _TIMEOUT_S."""
+    """Return how an action ended. Raises Violation, also where the server broke off or exceeded _TIMEOUT_S."""
     try:
         return await action(visit)
     except (httpx.HTTPError, OSError, TimeoutError) as error:
@@ -204,7 +204,7 @@ def honest_error(status: int, content: bytes) -> str:
 
 
 def stream_end(events: list[str]) -> str:
-    """How a stream ended, by its lines. Raises Violation if it just stopped."""
+    """Return how a stream ended, by its lines. Raises Violation if it just stopped."""
     if len(events) < 2 or events[-1] != "data: [DONE]":
         raise Violation(f"a stream without an end: {events[-2:]}")
     contents = [json.loads(each.removeprefix("data: ")) for each in events[:-1]]

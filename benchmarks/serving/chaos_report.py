@@ -1,4 +1,4 @@
-"""What the server's processes hold while it runs, once a second; and faults: engines killed and frozen.
+"""Resources of the server's processes while it runs, once a second; and faults: engines killed and frozen.
 
 The report of a run of chaos: the promises that were broken, the JSON document and the picture.
 """
@@ -97,7 +97,7 @@ def last_life(samples: Sequence[Sample]) -> list[int]:
 
 
 def growth(sizes: Sequence[int], *, warm_up: float) -> float:
-    """How much larger the end is than what followed the warm-up: 0.05 for 5 %. warm_up: its share of the sizes.
+    """Return how much larger the end is than what followed the warm-up: 0.05 for 5 %. warm_up: share of the sizes.
 
     Compares medians of the first and the last fifth of what follows it, as single samples jump.
     """

@@ -1,4 +1,4 @@
-"""Why the engine's memory grows while its KV cache is almost unused: churn with and without the prefix cache.
+"""Growth of the engine's memory while its KV cache is almost unused: churn with and without the prefix cache.
 
     python -m benchmarks.serving.engine_memory OUT.json [--seconds 300] [--clients 4] [--kv-cache-memory 512MiB]
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 async def _churned(flags: Sequence[str], options: argparse.Namespace) -> list[Point]:
-    """What one server's engine held while clients came and went."""
+    """Return what one server's engine held while clients came and went."""
     with tempfile.TemporaryDirectory() as folder, WatchedServer(Path(folder), flags) as server:
         server.wait_until_healthy(route="/ready")
         async with http_client(server.url) as http:

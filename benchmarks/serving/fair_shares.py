@@ -1,4 +1,4 @@
-"""How long one client waits while another's request of many prompts runs, against running servers.
+"""Waits of one client while another's request of many prompts runs, against running servers.
 
     python -m benchmarks.serving.fair_shares OUT.json --arm before=http://127.0.0.1:8001 --arm now=http://127.0.0.1:8000
 

@@ -1,4 +1,4 @@
-"""How long the worst grammars and schemas keep another client waiting for its next token, with drafts and without.
+"""Stalls of another client's tokens by the worst grammars and schemas, with drafts and without.
 
     python -m benchmarks.serving.grammar_stall [--model MODEL] [--seconds 8] [--out FILE]
 
@@ -40,7 +40,7 @@ def _schema(properties: Json) -> Json:
 
 
 def worst() -> dict[str, tuple[Json, str]]:
-    """By name: what is asked for (a field of the request), and the text that the answer is led to repeat."""
+    """Return by name a field of the request, and the text that the answer is led to repeat."""
     chain = {f"p{i}": {"type": "integer"} for i in range(200)}
     variants = [
         {"type": "object", "properties": {_LETTERS[i % 10] * (1 + i // 10): {"type": "array"}}} for i in range(60)

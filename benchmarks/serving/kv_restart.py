@@ -1,4 +1,4 @@
-"""How soon the first token of a long session comes after a restart, with KV on disk and without.
+"""Time to the first token of a long session after a restart, with KV on disk and without.
 
     python -m benchmarks.serving.kv_restart --model MODEL [--tokens 20000] [--rounds 2] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""What viewers of the live view cost the requests of a running server.
+"""Cost of the live view's viewers to the requests of a running server.
 
     python -m benchmarks.serving.live_view OUT.json --without http://127.0.0.1:8000 --with http://127.0.0.1:8001
 

@@ -1,4 +1,4 @@
-"""What a span costs a request: CPU time of the front-end with and without traces, in turn.
+"""Cost of a span to a request: CPU time of the front-end with and without traces, in turn.
 
 The engine is a fake that answers at once, so nothing else is measured. The collector runs in a process of its own;
 its CPU time is not counted, that of the sending thread is.

@@ -1,4 +1,4 @@
-"""How long a server takes until it is ready, by part, and the memory of its processes at its peak.
+"""Time until a server is ready, by part, and the memory of its processes at its peak.
 
     python -m benchmarks.serving.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair]
         [--flags "MODEL …"] [--load 64]

@@ -67,7 +67,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Of one request, in seconds since it was due. num_tokens: 0: it was refused."""
+    """Times of one request, in seconds since it was due. num_tokens: 0: it was refused."""
 
     first_s: float
     last_s: float

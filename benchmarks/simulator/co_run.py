@@ -19,7 +19,7 @@ FACTORS = ("verify", "draft", "verify_alone", "draft_alone")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceTable:
-    """How much longer verification and drafting take concurrently than alone on all processors.
+    """Factors by which verification and drafting take longer concurrently than alone on all processors.
 
     Factors, about 1 or more, for every pair of rows and contexts: two lanes that both wait for memory share its
     bandwidth, and a lane that computes leaves the bandwidth to the other one.
@@ -67,7 +67,7 @@ class InterferenceTable:
         )
 
     def factors(self, rows: Ints, context: float) -> Floats:
-        """[4, *rows.shape]: verify, draft, and the factor on each of these once the other lane is idle.
+        """Return [4, *rows.shape]: verify, draft, and the factor on each of these once the other lane is idle.
 
         rows: of the step. context: cached tokens, the mean over its sequences.
         """
@@ -91,7 +91,7 @@ class InterferenceTable:
         return float(self.seconds(np.array(verify_s), np.array(draft_s), np.array(rows), context))
 
     def _at(self, context: float) -> Floats:
-        """[4, 0 … largest row count] as in factors."""
+        """Return the factors of 0 … the largest row count: [4, rows], as in factors."""
         above = bisect_right(self.contexts, context)
         if above in (0, len(self.contexts)):
             nearest: Floats = self._dense[max(above - 1, 0)]
@@ -112,7 +112,7 @@ class InterferenceTable:
                 raise ConfigError(f"{name} of a co-run is {value}; it must be a number above 0")
 
     def _by_row(self) -> Floats:
-        """[contexts, 4, 0 … largest row count] as in factors."""
+        """Return the factors of 0 … the largest row count by context: [contexts, 4, rows], as in factors."""
         verify, draft, verify_alone, draft_alone = (np.array(getattr(self, name)) for name in FACTORS)
         known, wanted = np.log2(self.rows), np.log2(np.maximum(np.arange(self.rows[-1] + 1), 1))
         matrices = np.stack([verify, draft, verify_alone / verify, draft_alone / draft], axis=1)

@@ -47,7 +47,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """What all runs share. duration_s: of arrivals. limit: most requests. A closed workload needs one of both."""
+    """Setting that all runs share. duration_s: of arrivals. limit: most requests. A closed workload needs one."""
 
     trace: Trace
     machine: Machine

@@ -49,14 +49,14 @@ class _Playback:
         return done if done < recorded else min(1, recorded - 1) + (done - recorded) % max(recorded - 1, 1)
 
     def continued(self, num_unverified: int) -> "_Playback":
-        """As if num_unverified more tokens were known; those that the draft model drafted are in its cache."""
+        """Continue with num_unverified more known tokens; those that the draft model drafted are in its cache."""
         if not num_unverified:
             return self
         known = self.num_tokens + num_unverified
         return replace(self, num_tokens=known, covered=min(max(self.seen, self.covered), known - 1))
 
     def modelled(self) -> "_Playback":
-        """As far, in the trace of what the model drafts."""
+        """Return the same place in the trace of what the model drafts."""
         assert self.by_model is not None, "there is no trace of what the model drafts"
         return replace(self, trace=self.by_model)
 
@@ -95,7 +95,7 @@ class SimulatedExecutor:
         self._expected[number] = trace, by_model
 
     def num_right(self, slot: int) -> int:
-        """How many of the tokens that this slot would draft next continue its output."""
+        """Return how many of the tokens that this slot would draft next continue its output."""
         state = self._slots[slot]
         return state.trace.runs[state.position]
 
@@ -241,7 +241,7 @@ def _draft_output(stop: StopRule | None, slots: list[_Playback], most: NDArray[n
 
 
 def _survival(stop: StopRule, confidences: Iterable[tuple[float, ...]], depth: int) -> NDArray[np.float64]:
-    """[S, depth] probability that all drafted tokens up to a depth are accepted; 0 beyond the end of a draft."""
+    """Return the probability [S, depth] that all drafted tokens up to a depth are accepted; 0 beyond a draft."""
     padded = np.array([[*row[:depth], *[-np.inf] * (depth - len(row))] for row in confidences])
     return (1 / (1 + np.exp(-np.clip(stop.intercept + stop.slope * padded, -500, 500)))).cumprod(axis=1)
 

@@ -1,4 +1,4 @@
-"""How far the latency model is from the simulator, by load: means and tails of TTFT, TPOT and whole answers.
+"""Errors of the latency model against the simulator, by load: means and tails of TTFT, TPOT and whole answers.
 
     python -m benchmarks.simulator.latency_model OUT.json [--trace AZURE.csv] [--requests 500] [--seeds 3]
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _write(out: Path, cells: Sequence[dict[str, Any]]) -> None:
-    """What there is so far."""
+    """Write the cells so far."""
     write_json(
         out,
         {
@@ -190,7 +190,7 @@ def _requests(machine: MadeMachine, source: str, seed: int, asked: argparse.Name
 
 
 def _planned(machine: MadeMachine, policy: str, lengths: Lengths) -> Pace:
-    """Of the policies off and fixed; for any other, that of off: loads are shares of its capacity."""
+    """Plan the pace of policy off or fixed; for any other, that of off: loads are shares of its capacity."""
     spec, serving = parse_policy(policy, cap=machine.max_draft), machine.machine
     drafts = NO_DRAFTS
     if spec.name == "fixed":

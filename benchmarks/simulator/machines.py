@@ -48,7 +48,7 @@ class MadeMachine:
     max_draft: int = 4
 
     def trace(self, *, seed: int = 0) -> Trace:
-        """What is drafted; it says nothing of the lengths of requests."""
+        """Make a trace of drafts; it says nothing of the lengths of requests."""
         return iid_trace(
             self.acceptance,
             max_tokens=self.max_draft,

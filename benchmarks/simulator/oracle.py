@@ -9,7 +9,12 @@ import numpy as np
 from benchmarks.simulator.executor import WRONG, SimulatedExecutor
 from faser.engine.contract.drafts import DraftTable, Floats, Ints
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.engine.control.speculation.draft_lengths import Objective, best_kept, best_lengths, seconds_with_drafts
+from faser.engine.control.speculation.draft_lengths import (
+    Objective,
+    best_lengths,
+    best_prefixes,
+    seconds_with_drafts,
+)
 from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
@@ -28,6 +33,12 @@ class Knowledge(Acceptance):
         within = np.arange(self.cap) < drafts.lengths[:, None]
         right = np.logical_and.accumulate((drafts.token_ids != WRONG) & within, axis=1)
         return np.concatenate((np.ones((len(right), 1)), right), axis=1)
+
+    def choose(
+        self, drafts: DraftTable, count: int, requested: Ints | None, row_price: float = 0.0
+    ) -> tuple[Ints, DraftTable, Floats]:
+        taken, table, _ = super().choose(drafts, count, requested, row_price)
+        return taken, table, self.drafted_survival(table)
 
     def policy(self, costs: CostModel) -> Policy:
         return _Knowing(costs)
@@ -60,4 +71,4 @@ class _Knowing(Policy):
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         objective = Objective(self._costs, candidates)
         needed = needed_tokens(candidates, lengths, lambda count, _: objective.verified_s(count))
-        return best_kept(objective, candidates, lengths, None, needed).lengths
+        return best_prefixes(objective, candidates.survival, lengths, least=needed).lengths

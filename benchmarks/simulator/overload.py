@@ -145,7 +145,7 @@ def met(served: Served, slo: Slo) -> bool:
 
 
 def _figures(outcome: Outcome, name: str, slo: Slo, *, begins_s: float, ends_s: float) -> dict[str, Any]:
-    """Of the requests of one class that came during the overload."""
+    """Return the figures of the requests of one class that came during the overload."""
 
     def of_class(requests: Sequence[Served]) -> list[Served]:
         return [each for each in requests if each.class_name == name and begins_s <= each.arrival_s < ends_s]
@@ -164,7 +164,7 @@ def _figures(outcome: Outcome, name: str, slo: Slo, *, begins_s: float, ends_s: 
 
 
 def recovered_s(outcome: Outcome, slo: Slo, ends_s: float) -> float | None:
-    """See the module; None: not in the minute after the overload."""
+    """Return the seconds to recovery, see the module; None: not in the minute after the overload."""
     came = [(each.arrival_s, met(each, slo)) for each in outcome.served if each.class_name == "interactive"]
     came += [(each.arrival_s, False) for each in outcome.refused if each.class_name == "interactive"]
 

@@ -44,7 +44,7 @@ class RecordedSequence(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """How prompts are answered while recording. max_tokens: K; output_tokens: positions to record of each."""
+    """Settings of a recording. max_tokens: K; output_tokens: positions to record of each prompt's answer."""
 
     model: str
     drafter: str

@@ -1,4 +1,4 @@
-"""What the simulator prints and writes: tables for people, JSON for programs, charts, and their conditions."""
+"""Reports of the simulator: tables for people, JSON for programs, charts, and their conditions."""
 
 import argparse
 import sys

@@ -282,7 +282,7 @@ class Simulation:
         self.scheduler.add(request)
 
     def _admit(self, request: Request) -> Request:
-        """As a front-end does: the engine has said its pace within the last second. Raises TargetError."""
+        """Admit as a front-end does: the engine has said its pace within the last second. Raises TargetError."""
         assert self._admission is not None
         now_s = self.clock.now()
         if now_s >= self._pace_due_s:

@@ -32,12 +32,14 @@ from benchmarks.simulator.overload import met
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.workload import Workload, read_azure
 from benchmarks.spec_bench.policy_spec import parse_policy
+from faser.engine.build import native_acceptance
 from faser.engine.client.admission import Admission
 from faser.engine.contract.latency_model import Forecast, Lengths, capacity
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import planned_pace
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.drafting.registry import load_index
 from faser.types import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 DRAFTS, WAITS, REFUSES, ORACLE = "drafts", "waits", "refuses", "oracle"
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def summary(cells: list[Json]) -> Json:
-    """Of each arm on each machine: means over the seeds by load, and at_90."""
+    """Summarize each arm on each machine: means over the seeds by load, and at_90."""
     found = []
     for machine, arm in dict.fromkeys((each["machine"], each["arm"]) for each in cells):
         own = [each for each in cells if (each["machine"], each["arm"]) == (machine, arm)]
@@ -116,7 +118,9 @@ def served(machine: MadeMachine, arm: str, load: float, asked: argparse.Namespac
     if not steers and arm != DRAFTS:
         params = replace(params, slo=NO_TARGETS)
     spec = parse_policy("faser" if steers or arm == DRAFTS else arm, cap=trace.max_tokens)
-    knowledge = Knowledge(serving.max_num_seqs, trace.max_tokens) if arm == ORACLE else None
+    knowledge = (
+        Knowledge(serving.max_num_seqs, trace.max_tokens, native_acceptance(load_index)) if arm == ORACLE else None
+    )
 
     def control(costs: CostModel, clock: SimulatedClock) -> SpeculationControl:
         return spec.make_control(

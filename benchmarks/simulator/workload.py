@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How requests arrive. Exactly one of azure, rate and clients is given.
+    """Arrivals of requests. Exactly one of azure, rate and clients is given.
 
     azure: (seconds, prompt tokens, output tokens) of each request, ascending. rate: of a Poisson process, a
     second. clients: of a closed workload. Without azure, lengths are those of the recorded requests.

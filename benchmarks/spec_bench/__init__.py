@@ -1,4 +1,4 @@
-"""What measurements of speculation share: policies by name for simulations, prompts, charts.
+"""Code shared by measurements of speculation: policies by name for simulations, prompts, charts.
 
 `faser bench spec` compares drafters on live engines; the programs around go further.
 """

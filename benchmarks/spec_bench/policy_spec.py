@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.control.clock import Clock
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.overlap import AUTO, OFF, ON, OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.drafting.registry import load_index
 from faser.errors import ConfigError
 from faser.types import SpeculationParams
 
@@ -62,6 +64,7 @@ class PolicySpec:
             costs,
             num_slots=num_slots,
             clock=clock,
+            make_native=native_acceptance(load_index),
             overlap=overlap,
             times_itself=False,
             guarded=guarded,

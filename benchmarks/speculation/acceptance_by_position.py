@@ -1,4 +1,4 @@
-"""How often the first, second, … drafted token is accepted, by drafter and kind of question, with pictures.
+"""Acceptance of the first, second, … drafted token, by drafter and kind of question, with pictures.
 
     python -m benchmarks.speculation.acceptance_by_position QUESTIONS.jsonl OUT.json
         [--drafter NAME='{"method": …}' ...]
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def shares(answers: Sequence[SpeculationSummary], length: int) -> dict[str, Any]:
-    """By position: accepted drafts, of all steps and of the drafts that had a token there."""
+    """Return by position the share of accepted drafts: of all steps and of the drafts that had a token there."""
     steps = sum(each.steps for each in answers)
     drafts = [draft for each in answers for draft in each.per_step]
     accepted = [sum(right > at for _, right in drafts) for at in range(length)]

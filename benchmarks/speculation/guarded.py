@@ -133,7 +133,7 @@ def _step_s(rows: int) -> float:
 
 
 def _times(step: float = 1.0, rows: float = 1.0) -> StepTimes:
-    """What the model believes: the first row takes step times as long, and each further one rows times."""
+    """Return the model's beliefs: the first row takes step times as long, and each further one rows times."""
     plain = StepTimes.proportional(step_s=0.001, text_s=1e-5)
     seconds = tuple(step * _step_s(1) + rows * (_step_s(each) - _step_s(1)) for each in _ROWS)
     return replace(plain, tables={**plain.tables, Role.STEP: CostTable(rows=_ROWS, seconds=seconds)})

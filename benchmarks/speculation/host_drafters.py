@@ -1,4 +1,4 @@
-"""What drafts from text cost on the host, in microseconds: looked up, and chosen among by the control plane.
+"""Cost of drafts from text on the host, in microseconds: looked up, and chosen among by the control plane.
 
     python -m benchmarks.speculation.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
 

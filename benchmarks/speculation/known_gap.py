@@ -1,4 +1,4 @@
-"""What it is worth to know the gap that drafts leave on a GPU: simulated tokens per second, known and not known.
+"""Worth of knowing the gap that drafts leave on a GPU: simulated tokens per second, known and not known.
 
     python -m benchmarks.speculation.known_gap OUT.json [--sequences 1,16,64] [--requests 6]
 

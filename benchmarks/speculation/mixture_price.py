@@ -1,4 +1,4 @@
-"""What it is worth that the price of a mixture's step counts experts: simulated tokens per second.
+"""Worth of counting experts in the price of a mixture's step: simulated tokens per second.
 
     python -m benchmarks.speculation.mixture_price OUT.json [--sequences 1,4,16] [--requests 3]
 

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _summary(steps: list[tuple[int, int, float, float, int]]) -> dict[str, Any]:
-    """Of the steps after the first ones, and by kind of step."""
+    """Summarize the steps after the first ones, and by kind of step."""
     counted = steps[min(_FIRST_STEPS, len(steps) // 2) :]
     kinds = defaultdict(list)
     for rows, drafts, predicted_s, measured_s, experts in counted:

@@ -1,4 +1,4 @@
-"""Where plain steps, drafting before them and drafting during them win: a map, simulated or by closed forms.
+"""Map of where plain steps, drafting before them and drafting during them win, simulated or by closed forms.
 
     python -m benchmarks.speculation.overlap_map OUT_DIR [--target 8b] [--slowdown 1.15] [--turns 800] [--forms]
 
@@ -132,12 +132,12 @@ def ready_share(acceptance: float, length: int) -> float:
 
 
 def tokens_before(acceptance: float, length: int) -> float:
-    """Of a step that verifies `length` drafted tokens, its own one included."""
+    """Return the tokens of a step that verifies `length` drafted tokens, its own one included."""
     return float((1 - acceptance ** (length + 1)) / (1 - acceptance))
 
 
 def tokens_during(acceptance: float, length: int) -> float:
-    """Of a cycle whose draft lane drafts `length` tokens, averaged over cycles with and without a chunk."""
+    """Return the mean tokens of a cycle whose draft lane drafts `length` tokens, with a chunk or without."""
     ready = ready_share(acceptance, length)
     return float(1 - ready + ready * (1 - acceptance**length) / (1 - acceptance))
 
@@ -253,7 +253,7 @@ def deviations(
 
 
 def winners(spots: list[Spot]) -> dict[str, Any]:
-    """Which way wins how often."""
+    """Count how often each way wins."""
     return {
         "cells": len(spots),
         "cells where overlap wins": {
@@ -267,7 +267,7 @@ def winners(spots: list[Spot]) -> dict[str, Any]:
 
 
 def auto_shares(spots: list[Spot]) -> dict[str, float]:
-    """How near auto comes to the best way."""
+    """Return how near auto comes to the best way."""
     values = [spot.slowed[AUTO] / max(spot.others, spot.slowed[DURING]) for spot in spots]
     mean = sum(values) / len(values)
     spread = {"least": round(min(values), 3), "mean": round(mean, 3), "most": round(max(values), 3)}

@@ -1,4 +1,4 @@
-"""What deciding costs: the host time a step of all that speculation adds to the control plane.
+"""Cost of deciding: the host time a step of all that speculation adds to the control plane.
 
     python -m benchmarks.speculation.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
 
@@ -16,10 +16,12 @@ from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.simulator.workload import parse_workload
 from faser.config.speculation import SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
+from faser.engine.execution.drafting.registry import load_index
 from faser.types import SpeculationStats
 
 BAR_MS = 0.2  # up to 64 sequences
@@ -63,7 +65,8 @@ def _run(trace: Trace, num_sequences: int, num_requests: int) -> tuple[float, fl
 
     def control(costs: CostModel, clock: SimulatedClock) -> SpeculationControl:
         config = SpeculationConfig(method="draft_model", num_speculative_tokens=trace.max_tokens)
-        made.append(SpeculationControl(config, costs, num_slots=num_slots, clock=clock))
+        native = native_acceptance(load_index)
+        made.append(SpeculationControl(config, costs, num_slots=num_slots, clock=clock, make_native=native))
         return made[0]
 
     costs = CostModel(StepTimes(tables={Role.STEP: STEP, Role.PASS: PASS}))

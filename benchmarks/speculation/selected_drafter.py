@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from faser.engine.build import native_acceptance
 from faser.engine.contract.drafts import DraftTable, Ints
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
@@ -19,6 +20,7 @@ from faser.engine.control.speculation.policies import Fixed
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts, without_targets
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
+from faser.engine.execution.drafting.registry import load_index
 
 
 class SelectedDrafter:
@@ -34,7 +36,7 @@ class SelectedDrafter:
         self._cap = cap
         self._model_cap = model_cap
         self._policy = Fixed(cap)
-        self._acceptance = Acceptance(num_slots, cap)
+        self._acceptance = Acceptance(num_slots, cap, native_acceptance(load_index))
         self._undecided: list[DraftTable] = []  # drafts of the last plan, from which the next commit teaches
 
     def start(self, start: SequenceStart) -> None:
@@ -87,7 +89,7 @@ class SelectedDrafter:
         return StepDrafts(chosen=range(count), lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
 
     def _model_lengths(self, step: StepDrafts) -> Ints:
-        """[S] tokens that the model drafts in place of a draft from text, as policies without costs say."""
+        """Return the tokens [S] that the model drafts instead of text, as policies without costs say."""
         survival = self._acceptance.survival(step.candidates.slots, by_model=True)
         by_model = step.candidates.drafted(np.minimum(step.lengths, self._model_cap), survival)
         return self._policy.model_lengths(by_model, by_model.drafted(step.table.lengths, step.survival))
@@ -100,7 +102,7 @@ class SelectedDrafter:
 
 
 def _in_order(probs: Tensor, step: StepDrafts) -> Tensor:
-    """[T, V] of all drafted tokens of the step, in their order. probs: of those of the model.
+    """Return probabilities [T, V] of all drafted tokens of the step, in their order. probs: of the model's.
 
     The others have all mass on their token.
     """

@@ -175,7 +175,7 @@ def _phase(
 
 
 def summary(points: list[StepPoint]) -> dict[str, Any]:
-    """Where the phase's γ settled, and after how many of its steps the running mean was there to stay."""
+    """Return where the phase's γ settled, and after how many of its steps the running mean was there to stay."""
     gammas = [point.gamma for point in points]
     level = statistics.median(gammas[-len(gammas) // 3 :])
     means = [statistics.fmean(gammas[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(gammas))]

@@ -1,4 +1,4 @@
-"""What targets cost the control plane: microseconds a step, by the number of sequences.
+"""Cost of targets to the control plane: microseconds a step, by the number of sequences.
 
     python -m benchmarks.speculation.target_cost OUT.json [--sequences 1,4,16,64,256]
 

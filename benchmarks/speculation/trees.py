@@ -27,12 +27,14 @@ from benchmarks.simulator.trace import RequestTrace, Trace, read_trace
 from benchmarks.speculation import free_rows
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
 from faser.engine.checkpoints.source import cached
 from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
+from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table, text_rules
 from faser.engine.execution.startup.ngram_text import counted_ngram_model
 from faser.engine.text.tokenizer import load_tokenizer
@@ -107,7 +109,7 @@ class Candidates:
                 self._counts[tuple(text[-length - 1 : -1])][text[-1]] += 1
 
     def kinds(self, text: Sequence[int], drafted: DraftTable) -> dict[int, list[Any]]:
-        """By token, what speaks for it. drafted: by every method, of this text."""
+        """Return by token what speaks for it. drafted: by every method, of this text."""
         found: dict[int, list[Any]] = defaultdict(list)
         for method, length, tokens, sure in zip(
             drafted.methods.tolist(), drafted.lengths.tolist(), drafted.token_ids, drafted.confidences, strict=True
@@ -148,7 +150,7 @@ class Counted:
         table = None if ngrams is None else ngram_table(library, ngrams)
         config = SpeculationConfig(suffix_max_cached_requests=0)
         self._drafter = LookupDrafter(library, text_rules(config, methods, table))
-        self._acceptance = Acceptance(1, CAP)
+        self._acceptance = Acceptance(1, CAP, native_acceptance(load_index))
         self._candidates = Candidates(ngrams)
 
     def places(self, request: RequestTrace, temperature: float) -> list[Place]:
@@ -194,7 +196,7 @@ class Counted:
         return place
 
     def _drafted(self, *after: int) -> DraftTable:
-        """By every method, after the text and these tokens."""
+        """Draft by every method, after the text and these tokens."""
         request = DraftRequest(slot=0, max_tokens=CAP, new_blocks=(), unverified=after)
         return self._drafter.propose(DraftPlan(step=0, width=CAP, requests=(request,), from_text=True)).table
 
@@ -213,7 +215,7 @@ def _node(path: Sequence[int], survival: float, said: Sequence[int]) -> Node:
 def _nodes(
     before: Sequence[int], chance: float, tokens: list[int], survival: list[float], said: Sequence[int]
 ) -> list[Node]:
-    """Of a chain after a path."""
+    """Return the nodes of a chain after a path."""
     return [
         _node((*before, *tokens[: at + 1]), chance * each, said) for at, each in enumerate(survival) if each > 0
     ]
@@ -245,7 +247,7 @@ def decoded(answers: list[list[Place]], arm: str, step_ms: Sequence[float], rows
 
 
 def prices_of(model: str) -> dict[str, list[float]]:
-    """[1 + MOST_DRAFT_ROWS + 1] milliseconds of a step by rows; 0 rows are none."""
+    """Return the milliseconds [1 + MOST_DRAFT_ROWS + 1] of a step by rows; 0 rows are none."""
     small = model in (DEFAULT_MODEL, "embedded")
     filed = json.loads((RESULTS / f"low-bit-steps{'' if small else '-1.5b'}.json").read_text("utf-8"))["decoding"]
     dense = {}

@@ -1,1 +1,1 @@
-"""What serving costs and gains: default flags against off, steps against another checkout, and the host's part."""
+"""Costs and gains of serving: default flags against off, steps against another checkout, and the host's part."""

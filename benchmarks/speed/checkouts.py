@@ -57,7 +57,7 @@ def options_of(description: str | None, *, rounds: int, blocks: int, steps: int)
 
 
 def compare(program: str, options: argparse.Namespace, *arguments: str) -> dict[str, Json]:
-    """What the blocks of each kind took, in milliseconds a step. arguments: ARGUMENTS, to the program."""
+    """Return the milliseconds a step of the blocks of each kind. arguments: ARGUMENTS, to the program."""
     pairs: dict[str, list[dict[str, float]]] = defaultdict(list)
     command = [
         sys.executable,
@@ -114,7 +114,7 @@ def _round(command: list[str], base: Path, num_blocks: int) -> Iterator[tuple[st
 
 
 def _next_kind(running: "dict[str, subprocess.Popen[str]]") -> str:
-    """What both measure next; empty once one has ended."""
+    """Return the kind that both measure next; empty once one has ended."""
     lines = [_line(each) for each in running.values()]
     if not all(lines):
         return ""

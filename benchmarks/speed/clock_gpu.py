@@ -148,7 +148,7 @@ class ClockGpu:
 
 @dataclass
 class ClockEvent:
-    """See DeviceEvent."""
+    """Event of a device that is a clock."""
 
     owner: ClockGpu
     at_s: float = 0.0
@@ -262,7 +262,7 @@ class _Planner:
 
 @dataclass
 class _Library:
-    """See FlashInfer. Nothing is computed."""
+    """FlashInfer without its arithmetic: nothing is computed."""
 
     owner: ClockGpu
 
@@ -280,7 +280,7 @@ def _made(owner: ClockGpu, num_copies: int) -> _Attention:
 
 
 class _Choice:
-    """See DeviceSamplingKernels. Everybody chooses the same."""
+    """Sampling kernels that choose the same token everywhere."""
 
     def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)

@@ -1,4 +1,4 @@
-"""What speculation gains through the server: real prompts, default flags against `--speculative-policy off`.
+"""Gains of speculation through the server: real prompts, default flags against `--speculative-policy off`.
 
     python -m benchmarks.speed.default_flags QUESTIONS.jsonl OUT.json [--rounds 5] [--concurrency 1,4,16]
         [--temperatures 0] [--kinds stop,full,again] [--prompts copying] [--busy-cores 1]
@@ -44,7 +44,7 @@ Labels = Mapping[str, Any]  # concurrency, temperature, kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure. arms: flags by name; FLOOR is among them. categories: of questions; none given, all."""
+    """Settings of a measurement. arms: flags by name, FLOOR among them. categories: of questions; none: all."""
 
     questions: Path
     out: Path
@@ -140,7 +140,7 @@ def document(conditions: Labels, cells: Sequence[Cell[Run]]) -> dict[str, Any]:
 
 
 def figures(cell: Cell[Run], arm: str) -> dict[str, Any]:
-    """Of one arm in one cell. ratio: over arm off. different_answers: from arm off's to the same requests."""
+    """Return one arm's figures in one cell. ratio: over arm off. different_answers: from arm off's to the same."""
     runs = cell.runs[arm]
     drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
     return {
@@ -178,7 +178,7 @@ def page(conditions: Labels, cells: Sequence[Cell[Run]]) -> str:
 
 
 def _paid(cells: Sequence[Cell[Run]]) -> dict[str, Mapping[str, Mapping[str, float]]]:
-    """By arm, at the end of the last run; arms that have measured nothing are left out."""
+    """Return what each arm has measured by the end of the last run; arms without are left out."""
     cell = cells[-1]
     return {arm: cell.runs[arm][-1].paid for arm in _arms(cell) if cell.runs[arm][-1].paid}
 

@@ -1,4 +1,4 @@
-"""What the host adds to the steps of a GPU: the real engine on a device that is a clock, so without a GPU.
+"""Time that the host adds to the steps of a GPU: the real engine on a device that is a clock, without a GPU.
 
     python -m benchmarks.speed.host_gap OUT.json [--base CHECKOUT] [--sequences 1,16,64] [--rounds 5]
 
@@ -28,6 +28,7 @@ from benchmarks.gpu.models import TINY_DRAFT, TINY_TARGET, Config, MadeUp, write
 from benchmarks.runner import CHECKOUT, about, command_line, git_commit, in_turn, write_json
 from benchmarks.speed.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
+from faser.engine.build import native_acceptance
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import WallClock
 from faser.engine.control.kv_cache import KvManager
@@ -37,7 +38,7 @@ from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.draft_model import DraftKvCache
-from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafting.registry import DrafterParts, DraftModelParts, load_index, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
@@ -267,7 +268,14 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         )
         times = StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
         costs = CostModel(times, schedules_async=True)
-        control = SpeculationControl(config, costs, num_slots=slots, clock=clock, overlap=overlap)
+        control = SpeculationControl(
+            config,
+            costs,
+            num_slots=slots,
+            clock=clock,
+            make_native=native_acceptance(load_index),
+            overlap=overlap,
+        )
     scheduler = Scheduler(
         kv=KvManager(slots * _WIDTH, _BLOCK),
         max_num_seqs=slots,

@@ -1,4 +1,4 @@
-"""What a step's control plane and messages cost the host, by part, in two checkouts.
+"""Cost of a step's control plane and messages to the host, by part, in two checkouts.
 
     python -m benchmarks.speed.host_parts BASE_CHECKOUT OUT.json --questions FILE [--sequences 1,4,16]
 

@@ -1,4 +1,4 @@
-"""What a step costs on the host: steps of a tiny model, in which Python is most of the time, in two checkouts.
+"""Cost of a step on the host: steps of a tiny model, in which Python is most of the time, in two checkouts.
 
     python -m benchmarks.speed.host_time BASE_CHECKOUT OUT.json [--rounds 4] [--blocks 12] [--steps 20]
 

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes, on the embedded model in process; and how far it is from its floor.
+"""Time of a decode step by part, on the embedded model in process; and how far it is from its floor.
 
     python -m benchmarks.speed.step_profile OUT.json [--steps 150] [--rows 1,4,16]
 

@@ -1,4 +1,4 @@
-"""What structured output costs, and what the grammar gains as a drafter, with the default model.
+"""Cost of structured output, and gain of the grammar as a drafter, with the default model.
 
     python -m benchmarks.speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7]
         [--at-once 1,4,16]

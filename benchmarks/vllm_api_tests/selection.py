@@ -1,4 +1,4 @@
-"""Which of vLLM's tests run against FASER, and why the others do not. Paths are below tests/entrypoints."""
+"""Selection of vLLM's tests that run against FASER, and reasons against others. Paths: below tests/entrypoints."""
 
 FILES = (
     "conftest.py",

@@ -78,7 +78,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _directory() -> Path:
-    """Of the tested model's tokenizer and config."""
+    """Return the directory of the tested model's tokenizer and config."""
     from faser.config.environment import cache_dir
     from faser.engine.checkpoints.source import resolve
 

@@ -1,4 +1,4 @@
-"""What a dashboard is made of: rows of panels. A panel is a title, a unit and expressions."""
+"""Parts of a dashboard: rows of panels. A panel is a title, a unit and expressions."""
 
 from dataclasses import dataclass, field
 

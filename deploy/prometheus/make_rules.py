@@ -206,7 +206,7 @@ SYMPTOMS = (
 
 
 def _budget_rules(objective: Objective) -> list[dict[str, object]]:
-    """What is left of the budget of a period, under sloth's names."""
+    """Return rules for what is left of the budget of a period, under sloth's names."""
     chosen = f'{{sloth_id="{objective.identity["sloth_id"]}"}}'
     short = f"slo:sli_error:ratio_rate5m{chosen}"
     over_budget = f"/ on (sloth_id) group_left\nslo:error_budget:ratio{chosen}\n"

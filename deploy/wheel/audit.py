@@ -1,4 +1,4 @@
-"""What is wrong with a wheel: its record, its tags, what it lacks, and what its libraries need or give away.
+"""Audit of a wheel: its record, its tags, what it lacks, and what its libraries need or give away.
 
 Beside auditwheel, which knows libraries alone. Runs nothing of the wheel except that it loads the libraries that
 this CPU can run.
@@ -80,7 +80,7 @@ def _content_faults(members: dict[str, bytes], package: Path) -> Iterator[str]:
 
 
 def stray(path: str) -> bool:
-    """Whether a file is what tools leave behind."""
+    """Return whether a file is what tools leave behind."""
     return "__pycache__" in PurePosixPath(path).parts or path.endswith(_STRAY)
 
 
@@ -96,7 +96,7 @@ def _platform_faults(members: dict[str, bytes]) -> Iterator[str]:
 
 
 def library_faults(content: bytes) -> Iterator[str]:
-    """What would keep a library from loading on another machine, or tells of the machine that built it."""
+    """Yield what would keep a library from loading on another machine, or tells of the machine that built it."""
     try:
         elf = ELFFile(io.BytesIO(content))
     except ELFError as error:

@@ -23,7 +23,7 @@ _EXPORTS = "{ global: faser_*; local: *; };\n"
 
 
 def compile_library(isa: Isa, flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
-    """See faser.kernels.cpu.build.Compile. The same sources make the same bytes, wherever they lie.
+    """Compile a library: see faser.kernels.cpu.build.Compile. The same sources make the same bytes anywhere.
 
     Linked for the plain x86-64: zig compiles its C++ library for the instruction set that the link names.
     """

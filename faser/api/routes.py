@@ -84,7 +84,7 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/load", responses=answers(*PLAIN_ERRORS))
     async def get_load() -> dict[str, int]:
-        """As vLLM: HTTP requests that generate now."""
+        """Return, as vLLM does, the number of HTTP requests that generate now."""
         return {"server_load": service.num_in_progress}
 
     return router

@@ -200,7 +200,7 @@ def make_metrics(
 
 
 def _most_viewers(config: ServerConfig) -> int:
-    """Of the live view. They hold a connection each, and requests need more of them."""
+    """Return the maximum number of live viewers: each holds a connection, and requests need more of them."""
     return _MOST_VIEWERS if config.limit_concurrency is None else min(_MOST_VIEWERS, config.limit_concurrency // 4)
 
 

@@ -283,7 +283,7 @@ def _total(stats: SpeculationStats | None, counter: str) -> int:
 
 
 def _gammas(stats: SpeculationStats | None) -> list[int]:
-    """[cap + 1] how often each gamma was verified, in all classes."""
+    """Return the number of times [cap + 1] that each gamma was verified, in all classes."""
     return (
         [] if stats is None else [sum(counts) for counts in zip(*(each for _, each in stats.gammas), strict=True)]
     )

@@ -107,7 +107,7 @@ def bar(estimate: Estimate, top: float) -> Text:
 
 
 def by_category(measured: Sequence[Measured], prompts: Sequence[BenchPrompt]) -> dict[str, dict[str, float]]:
-    """By kind of prompt, how many times as fast as off each arm decodes it: ratio of the rounds' summed times."""
+    """Return each arm's speedup over off by kind of prompt: ratio of the rounds' summed decoding times."""
     found: dict[str, dict[str, float]] = {}
     for each in measured:
         if each.arm != OFF:

@@ -1,4 +1,4 @@
-"""What commands show while they work, on stderr: bars on a terminal, lines in a log otherwise.
+"""Progress of commands, on stderr: bars on a terminal, lines in a log otherwise.
 
 ProgressReporter shows the stages of a start, runs_bar runs of similar length; the others are of `faser distill`.
 """

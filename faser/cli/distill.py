@@ -88,7 +88,7 @@ _count = number(_scaled, "a whole number of at least 1, like 500k or 2m", lambda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillArguments:
-    """What the command is asked. tokens: of answers; None: not stated. prompts, traffic: one at most."""
+    """Arguments of the command. tokens: of answers; None: not stated. prompts, traffic: one at most."""
 
     output: Path
     tokens: int | None
@@ -237,7 +237,7 @@ def acceptance_table(greedy: Sequence[float], sampled: Sequence[float], temperat
 
 
 def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", temperature: float) -> str:
-    """What the drafts are expected to bring, by load, as Markdown."""
+    """Return the expected speedup by load, as a Markdown table."""
     lines = [
         "| requests at once | " + " | ".join(str(each.requests) for each in greedy or sampled) + " |",
         "| --- |" + " ---: |" * len(greedy or sampled),
@@ -262,7 +262,7 @@ def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
 
 @contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Whether a signal to stop has come: training stops after the batch that runs, and keeps what it has."""
+    """Yield a function that returns whether a signal asks to stop; training ends after the batch that runs."""
     asked = []
 
     def note(number: int, frame: object) -> None:

@@ -19,7 +19,7 @@ _T_975 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of one arm against another in the same rounds. low, high: of a 95 % interval; None with a single round."""
+    """Comparison of one arm with another over the same rounds. low, high: 95 % interval; None of one round."""
 
     mean: float
     low: float | None

@@ -109,7 +109,7 @@ To add a family: [What to change](architecture.md#what-to-change).
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """What the files of a model say. problems: why it does not load; none: it does.
+    """Facts from a model's files. problems: reasons why it does not load; empty: it does.
 
     weight_bytes: of the files. max_model_len: the longest context in tokens. None: the files do not say it.
     """
@@ -220,7 +220,7 @@ def markdown() -> str:
 
 
 def report(model: str, revision: str | None = None) -> ModelReport:
-    """What a model is and why it does not load. model: the operator's name for it.
+    """Describe a model and list why it does not load. model: the operator's name for it.
 
     Reads headers and the tokenizer, and no weights; uses no network.
     """
@@ -234,7 +234,7 @@ def report(model: str, revision: str | None = None) -> ModelReport:
 
 
 def inspect(path: Path, model: str) -> ModelReport:
-    """As report, of a checkpoint directory or a GGUF file. model: what to call it."""
+    """Describe a checkpoint directory or a GGUF file, as `report` does. model: its name in the report."""
     problems: list[str] = []
 
     def tried(ask: Callable[[], T]) -> T | None:
@@ -323,7 +323,7 @@ def _report_text(found: ModelReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the files of the served model say."""
+    """Facts from the files of the served model."""
 
     family: Family
     stored: StoredWeights
@@ -335,7 +335,7 @@ class ServedModel:
 
 
 def model_line(served: ServedModel, info: ModelInfo) -> str:
-    """What `faser serve` tells of the model that it has loaded."""
+    """Return the line in which `faser serve` describes the model that it has loaded."""
     family, stored = served.family, served.stored
     sequences = info.num_blocks * info.block_size / info.max_model_len
     return (

@@ -68,7 +68,7 @@ _rate = number(float, "a number of requests a second above 0", lambda found: fou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one way to serve holds, in requests a second. capacity: without targets.
+    """Request rates that one way to serve sustains, in requests a second. capacity: without targets.
 
     within: by share, the highest rate at which that share of the requests meets the targets; empty without
     targets. at_rate: what requests see at the rate that was asked about; None: no rate, or it is not known there.
@@ -213,7 +213,7 @@ def measured_pace(
 
 
 def held(name: str, pace: Pace, lengths: Lengths, slo: Slo, rate: float | None) -> Held:
-    """What this pace holds for such requests."""
+    """Return the request rates that this pace sustains for such requests."""
     at_rate = utilisation = None
     if rate is not None:
         forecast = Forecast(pace, lengths, rate)
@@ -261,7 +261,7 @@ def table(own: argparse.Namespace, slo: Slo, held: Sequence[Held]) -> str:
 
 
 def sentences(crossed: Crossovers) -> list[str]:
-    """Which length of drafts is best up to which load."""
+    """Return sentences that say which length of drafts is best up to which load."""
     return [
         f"Best length of drafts by {load}: {_best(loads, form)}."
         for load, loads, form in (

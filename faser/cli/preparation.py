@@ -1,4 +1,4 @@
-"""What a server checks and opens before anything is loaded, and what the operator reads of it.
+"""Checks and openings before anything is loaded, and the messages about them for the operator.
 
 Files with a template, keys or a certificate; the port, so that one in use is reported at once; the tracer.
 Messages are plain text, or lines of the log where that is JSON. Imports nothing heavy: errors appear at once.
@@ -123,7 +123,7 @@ def _load(context: ssl.SSLContext, config: ServerConfig, label: Label) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """What went wrong, without the places in OpenSSL's sources."""
+    """Return what went wrong, without the places in OpenSSL's sources."""
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no such thing is in it").replace("_", " ").lower()
     return error.strerror or type(error).__name__
@@ -153,7 +153,7 @@ def listen(host: str, port: int, label: Label = flag_label) -> socket.socket:
 
 
 def _problem(host: str, port: int, label: Label, error: OSError) -> str:
-    """Which setting is wrong, and what to give instead."""
+    """Return which setting is wrong, and what to give instead."""
     match error.errno:
         case errno.EADDRNOTAVAIL:
             named = f"{label('host')} is {host}"

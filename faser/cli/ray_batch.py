@@ -34,7 +34,7 @@ _log = logging.getLogger("faser.ray")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where a batch runs. address: None: on this machine alone. num_replicas: engines; None: one for each node.
+    """Machines that run a batch. address: None: this one alone. num_replicas: engines; None: one for each node.
 
     num_cpus, num_gpus: that Ray sets apart for each engine.
     """

@@ -146,7 +146,7 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
 
 
 def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
-    """What needs a GPU, on a machine without one. The engine would find it too, after the model was fetched."""
+    """Return the settings that need a GPU on a machine without one, before the model is fetched."""
     if config.on_gpu:
         return [f"{label('device')} is {config.device}; this machine has no GPU"]
     values = {each.name: getattr(config, each.name) for each in settings_of(EngineConfig)} | {"device": "cpu"}

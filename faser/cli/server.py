@@ -161,7 +161,7 @@ def serve_on(
 
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
-    """What tells the operator that the server is ready."""
+    """Return the line that tells the operator that the server is ready."""
     tokens = info.num_blocks * info.block_size
     stored = "" if info.kv_cache_dtype == info.dtype else f" in {info.kv_cache_dtype}"
     return (
@@ -177,7 +177,7 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 def has_files(config: ServerConfig) -> bool:
-    """Whether there is anything to read again. If not, SIGHUP drains the server."""
+    """Return whether there are files to reload on SIGHUP. If not, SIGHUP drains the server."""
     return config.api_key_file is not None or config.ssl_certfile is not None
 
 

@@ -35,7 +35,7 @@ _SWITCHES = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("fa
 
 
 class Kind(StrEnum):
-    """What values a setting takes. The text of a member is the placeholder in help."""
+    """Kinds of values that settings take. The text of a member is the placeholder in help."""
 
     TEXT = "text"
     FILE = "file"
@@ -212,7 +212,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complaint(each: Setting, value: Any) -> str | None:
-    """Why a value is not allowed: "it must be …"; None if it is. A default of None is allowed."""
+    """Return why a value is not allowed: "it must be …"; None if it is. A default of None is allowed."""
     if value is None and each.default is None:
         return None
     if not _has_kind(each.kind, value):
@@ -305,7 +305,7 @@ def raise_problems(config: Any) -> None:
 
 
 def meaning(each: Setting) -> str:
-    """What a value is, in words."""
+    """Describe the values of a setting in words."""
     return _MEANING[each.kind] + (f", such as {each.example}" if each.example else "")
 
 
@@ -423,7 +423,7 @@ def _readable(path: str) -> bool:
 
 
 def _writable(path: Path) -> bool:
-    """Whether the file can be opened for writing; it is not made."""
+    """Return whether the file can be opened for writing; it is not made."""
     if path.exists():
         return not path.is_dir() and os.access(path, os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)

@@ -480,17 +480,17 @@ class EngineConfig:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a GPU. False for auto, which execution/startup/device.py replaces by a device."""
+        """Return whether the device is a GPU. False for auto, which execution/startup/device.py replaces."""
         return _kind_of(self.device) == "cuda"
 
     @property
     def records_steps(self) -> bool:
-        """Whether steps are captured as CUDA graphs and replayed."""
+        """Return whether steps are captured as CUDA graphs and replayed."""
         return self.on_gpu and not self.enforce_eager
 
     @property
     def schedules_async(self) -> bool:
-        """Whether a step is launched before the host has the tokens of the last one."""
+        """Return whether a step is launched before the host has the tokens of the last one."""
         return self.on_gpu if self.async_scheduling is None else self.async_scheduling
 
     @property
@@ -503,19 +503,19 @@ class EngineConfig:
 
     @property
     def speculation(self) -> SpeculationConfig:
-        """How the engine speculates."""
+        """Return the parsed speculative config."""
         config = self._parsed.config
         assert config is not None, "problems were raised when this was built"
         return config
 
     @property
     def structured_outputs(self) -> StructuredOutputsConfig:
-        """How structured output is written."""
+        """Return the parsed structured outputs config."""
         return parse_structured_outputs(self.structured_outputs_config)[0]
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
-        """Where changes of the prefix cache are published; None: nowhere."""
+        """Return where and how changes of the prefix cache are published; None: they are not."""
         return parse_kv_events(self.kv_events_config)[0]
 
     @property
@@ -566,7 +566,7 @@ class EngineConfig:
 
 
 def _kv_cache_dir_problems(values: Mapping[str, Any], label: Label) -> list[str]:
-    """Why no KV can be kept on disk."""
+    """Return why no KV can be kept on disk."""
     named, found = f"{label('kv_cache_dir')} is {values['kv_cache_dir']}", []
     if values["enable_prefix_caching"] is False:
         found.append(f"{named}; it is for prefix caching, and {label('enable_prefix_caching')} is off")
@@ -579,7 +579,7 @@ def _kv_cache_dir_problems(values: Mapping[str, Any], label: Label) -> list[str]
 
 
 def _rank_problems(values: Mapping[str, Any], label: Label) -> list[str]:
-    """What a model that several processes hold cannot do."""
+    """Return the settings that tensor-parallel ranks do not support."""
     size, found = values["tensor_parallel_size"], []
     if size in (None, 1):
         return []
@@ -594,7 +594,7 @@ def _rank_problems(values: Mapping[str, Any], label: Label) -> list[str]:
 
 
 def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
-    """What the chosen device cannot do. Nothing is checked for auto."""
+    """Return the settings that the chosen device does not support. Nothing is checked for auto."""
     device, backend, dtype = values["device"], values["backend"], values["dtype"]
     if device in (None, "auto"):
         return []
@@ -632,7 +632,7 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
 
 
 def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]:
-    """Why drafting cannot overlap without a draft model, and what an operator can do."""
+    """Return why drafting cannot overlap without a draft model, and what an operator can do."""
     if speculation.needs_draft_model or speculation.policy == "off":
         return []
     method = speculation.method

@@ -57,7 +57,7 @@ class RankPlace:
 
 
 def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
-    """Where torchrun has put this process; None: it has not started it."""
+    """Return the rank and address that torchrun has given this process; None: torchrun has not started it."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     return RankPlace(
@@ -70,7 +70,7 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
 
 
 def ranks_here(size: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many of `size` ranks share this machine: all, unless torchrun has put them on several."""
+    """Return how many of `size` ranks share this machine: all, unless torchrun has put them on several."""
     started = "TORCHELASTIC_RUN_ID" in environment
     return int(environment.get("LOCAL_WORLD_SIZE", size)) if started else size
 
@@ -135,7 +135,7 @@ def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, comp
 
 
 def may_compile_kernels(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether FlashInfer compiles missing kernels. Any text forbids it, even 0: FlashInfer reads it so."""
+    """Return whether FlashInfer compiles missing kernels. Any text forbids it, even 0: FlashInfer reads it so."""
     return not environment.get(_NO_COMPILING)
 
 

@@ -35,7 +35,7 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventsConfig:
-    """Where and how events are published. See engine/kv_events.py; defaults are vLLM's."""
+    """Settings for publishing KV cache events. See engine/kv_events.py; defaults are vLLM's."""
 
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None

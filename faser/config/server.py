@@ -400,13 +400,13 @@ def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
 
 
 def keeps_keys_apart(values: Mapping[str, Any]) -> bool:
-    """Whether there are API keys, each with a namespace of its own."""
+    """Return whether there are API keys, each with a namespace of its own."""
     has_keys = bool(values["api_key"]) or values["api_key_file"] is not None
     return has_keys and not values["share_cache_across_keys"]
 
 
 def key_problems(keys: Iterable[str]) -> list[str]:
-    """Why clients could not present these API keys, one text for each such key."""
+    """Return why clients could not present these API keys, one text for each such key."""
     found = []
     for key in keys:
         if key != key.strip():

@@ -84,7 +84,7 @@ class Findings:
         self.warnings += warnings
 
     def label(self, name: str) -> str:
-        """What messages call a setting: the flag, variable or key that gives it; else its flag."""
+        """Return the name of a setting in messages: the flag, variable or key that gives it; else its flag."""
         return self.given[name].label if name in self.given else flag_label(name)
 
     def fill(self, source: Mapping[str, Given]) -> None:

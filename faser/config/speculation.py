@@ -1,4 +1,4 @@
-"""How an engine speculates: the table of drafters, and SpeculationConfig. Loads no torch.
+"""Settings of speculation: the table of drafters, and SpeculationConfig. Loads no torch.
 
 What one request asks for is SpeculationParams, in types.py. No value here changes a token of any answer, except
 rejection_sample_method synthetic.
@@ -12,7 +12,7 @@ from faser.types import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
 class Confidence(StrEnum):
-    """What the confidence of a drafted token is. The acceptance model chooses its feature by it."""
+    """Meanings of a drafted token's confidence. The acceptance model chooses its feature by it."""
 
     MARGIN = "nats between the two largest logits"
     PROBABILITY = "estimated probability"
@@ -67,7 +67,7 @@ DRAFTERS = {
 DRAFT_METHODS = tuple(DRAFTERS)
 PASS_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_passes)
 HEAD_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_head)
-MOST_STATES_READ = 1024  # positions: a head that has paused reads the states of the latest ones, and no others
+MOST_STATES_READ = 512  # positions: what a head has not read of a prompt; after a pause it reads the latest only
 TEXT_METHODS = tuple(each.name for each in DRAFTERS.values() if not each.needs_passes)
 assert DRAFT_METHODS == PASS_METHODS + TEXT_METHODS, "drafters that run a model come first"
 
@@ -78,13 +78,14 @@ METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
-DRAFT_VOCAB_SIZE = 32_768
+DRAFT_VOCAB_SIZES = (8_192, 16_384, 32_768, 65_536)
+DRAFT_VOCAB_SIZE = 32_768  # the first of them, before any text is known
 MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """How the engine speculates.
+    """Settings of speculation.
 
     method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is
     chosen per request. model: directory, file or hub id; NONE: none; None: none but the target's own layer for
@@ -92,8 +93,9 @@ class SpeculationConfig:
     under every other; None: 16 for drafts from text, 8 for a model's. model_method: with auto, what `model`
     is, draft_model or a kind of head; None: its files say it, and until they are read it is a draft model.
     MTP: the target's own layer, or with `model` an assistant of Gemma 4. draft_vocab_size: how many tokens
-    that layer chooses from, the first of the vocabulary; those that end generation are added. None:
-    DRAFT_VOCAB_SIZE, or all of a vocabulary of at most twice as many.
+    that layer chooses from, or a block drafter of the whole vocabulary: the first ones; those that end generation
+    are added. None: one of DRAFT_VOCAB_SIZES, chosen for an MTP layer by what the model says, or all of a
+    vocabulary that the largest would hold.
     suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram
     model; NONE: none; None: counted with the tokenizer in the answers of the package. table: (first, last,
     gamma) by number of sequences, ascending without gaps. classes: settings of each class of requests, by
@@ -122,12 +124,12 @@ class SpeculationConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether drafts are accepted at given rates. The answers are then not the model's."""
+        """Return whether drafts are accepted at given rates. The answers are then not the model's."""
         return self.rejection_sample_method == "synthetic" and self.policy != "off"
 
     @property
     def has_targets(self) -> bool:
-        """Whether requests without targets of their own have some."""
+        """Return whether requests without targets of their own have some."""
         return any(slo != NO_TARGETS for slo in (self.slo, *(each.slo for each in self.classes.values())))
 
     @property
@@ -156,17 +158,17 @@ class SpeculationConfig:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether a second model is loaded, to draft with."""
+        """Return whether a second model is loaded, to draft with."""
         return any(each.needs_draft_model for each in self.drafters)
 
     @property
     def needs_head(self) -> bool:
-        """Whether a head is loaded, which drafts from the target's hidden states."""
+        """Return whether a head is loaded, which drafts from the target's hidden states."""
         return any(each.needs_head for each in self.drafters)
 
     @property
     def needs_model(self) -> bool:
-        """Whether `model` names what drafts: a draft model, or a head of its own."""
+        """Return whether `model` names a drafter: a draft model, or a head of its own."""
         return any(
             each.needs_draft_model or (each.needs_head and not (each.in_checkpoint and self.may_use_mtp))
             for each in self.drafters
@@ -174,14 +176,14 @@ class SpeculationConfig:
 
     @property
     def may_use_mtp(self) -> bool:
-        """Whether the target's own layer for drafting is asked for, or drafts if there is one."""
+        """Return whether the target's own layer for drafting is asked for, or drafts if there is one."""
         if self.policy == "off" or self.method not in (AUTO, MTP) or self.model not in (None, NONE):
             return False
         return MTP in (self.method, self.model_method) or self.model is None
 
     @property
     def needs_passes(self) -> bool:
-        """Whether drafts may come from forward passes of a model."""
+        """Return whether drafts may come from forward passes of a model."""
         return any(each.needs_passes for each in self.drafters)
 
     @property
@@ -191,7 +193,7 @@ class SpeculationConfig:
 
     @property
     def drafts_from_text(self) -> bool:
-        """Whether drafts may be copied from text."""
+        """Return whether drafts may be copied from text."""
         return not all(each.needs_passes for each in self.drafters)
 
     @property

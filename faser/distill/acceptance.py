@@ -80,7 +80,7 @@ def measure_acceptance(
 
 
 def _overlap(logits: Tensor, batch: TrainingBatch, step: int, temperature: float) -> Tensor:
-    """[N]: Σ min(p, q) over the tokens that the target likes best, both at this temperature."""
+    """Return Σ min(p, q) [N] over the tokens that the target likes best, both at this temperature."""
     wanted = batch.wanted_probs[step].pow(1 / temperature)
     wanted /= wanted.sum(-1, keepdim=True).clamp_min(1e-9)
     said = (logits / temperature).softmax(-1).gather(-1, batch.wanted_ids[step])
@@ -89,7 +89,7 @@ def _overlap(logits: Tensor, batch: TrainingBatch, step: int, temperature: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What drafts bring at one load. requests: at once. draft_tokens: the best length; 0: drafts do not pay.
+    """Expected gain of drafts at one load. requests: at once. draft_tokens: the best length; 0: drafts do not pay.
 
     speedup: over answers without drafts.
     """

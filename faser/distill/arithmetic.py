@@ -43,7 +43,7 @@ class RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See RmsNorm."""
+    """Normalize the rows of x by their root mean square, with a gradient: see RmsNorm."""
     normed: Tensor = RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 

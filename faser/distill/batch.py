@@ -135,7 +135,7 @@ def _padded(
 def _mask(
     rows: npt.NDArray[np.int64], prompts: npt.NDArray[np.int64], drafting: npt.NDArray[np.int64], every: int
 ) -> Tensor:
-    """[C, Q, L]: drafting row i of a conversation is row P - 1 + i * every, and sees the rows up to itself."""
+    """Return the mask [C, Q, L]: drafting row i is row P - 1 + i * every, and sees the rows up to itself."""
     place = np.minimum(np.arange(drafting.max())[None, :], drafting[:, None] - 1)
     own = prompts[:, None] - 1 + place * every
     seen = np.arange(rows.max())[None, None, :] <= own[:, :, None]

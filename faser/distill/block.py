@@ -77,21 +77,21 @@ class TrainableBlock(Trainable):
             yield (row @ head.T).float()
 
     def confidence(self, batch: TrainingBatch, steps: int) -> Tensor:
-        """[S, N] float32: the chance that each draft is accepted if those before it are."""
+        """Return the chance [S, N] float32 that each draft is accepted if those before it are."""
         cast = self._cast()
         return self._confidence(self._outputs(batch, steps, cast), self._markov(batch, steps, cast)).sigmoid()
 
     def _confidence(self, hidden: Tensor, markov: Tensor) -> Tensor:
-        """[S, N] logits. It learns from the drafts, and they do not from it."""
+        """Return the confidence logits [S, N]. They learn from the drafts, and the drafts do not from them."""
         known = torch.cat((hidden, markov), -1).detach().float()
         return linear(known, self.weights[tensors.CONFIDENCE], self.weights[tensors.CONFIDENCE_BIAS])[..., 0]
 
     def _markov(self, batch: TrainingBatch, steps: int, cast: Mapping[str, Tensor]) -> Tensor:
-        """[S, N, r]: the Markov head's row of the token before each draft."""
+        """Return the Markov head's row of the token before each draft: [S, N, r]."""
         return cast[tensors.MARKOV_BEFORE][batch.next_ids[:steps]]
 
     def _outputs(self, batch: TrainingBatch, steps: int, cast: Mapping[str, Tensor]) -> Tensor:
-        """[S, N, H]: the rows of every block, behind the final norm."""
+        """Return the rows of every block behind the final norm: [S, N, H]."""
         scales = self.weights[_STATE_SCALE].exp().to(self.dtype).repeat_interleave(self.decoder.hidden_size)
         context = self._norm(
             linear(batch.states.to(self.dtype) * scales, cast[tensors.FC]), tensors.BLOCK_HIDDEN_NORM
@@ -138,7 +138,7 @@ class TrainableBlock(Trainable):
         return stream + linear(silu(gate) * up, cast[f"{layer}mlp.down_proj.weight"])
 
     def _heads(self, layer: str, name: str, rows: Tensor, cast: Mapping[str, Tensor]) -> Tensor:
-        """[R, heads, D]: queries or keys of some rows, each head normed."""
+        """Return queries or keys of some rows, each head normed: [R, heads, D]."""
         found = linear(rows, cast[f"{layer}self_attn.{name}_proj.weight"])
         return self._norm(found.view(len(rows), -1, self.decoder.head_dim), f"{layer}self_attn.{name}_norm.weight")
 

@@ -184,7 +184,7 @@ class Dataset:
 
 
 def held_out(place: int) -> bool:
-    """Whether the conversation at this place of a dataset is held out. More shards change that of none."""
+    """Return whether the conversation at this place is held out. More shards do not change that."""
     return place % _HELD_OUT_EVERY == 0
 
 

@@ -67,7 +67,7 @@ class TrainableHead(Trainable):
             yield (self.logits_input(output) @ head_rows.T).float()
 
     def outputs(self, batch: TrainingBatch, steps: int) -> list[Tensor]:
-        """What each step gives for the drafting rows: [N, H] each, before the norm of the logits."""
+        """Return each step's output [N, H] for the drafting rows, before the norm of the logits."""
         cast = self._cast()
         features = self._features(batch.states, cast)
         normed = self._norm(features, tensors.HIDDEN_NORM)
@@ -88,7 +88,7 @@ class TrainableHead(Trainable):
         return found
 
     def logits_input(self, hidden: Tensor) -> Tensor:
-        """What is multiplied with the head: [N, H]."""
+        """Return the normed states [N, H] that are multiplied with the head."""
         return self._norm(hidden, tensors.NORM)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, se
 
 
 def frequent_tokens(dataset: Dataset, vocab_size: int, size: int, always: Sequence[int]) -> Tensor:
-    """[size] int64, ascending: the most frequent tokens of the answers.
+    """Return the most frequent tokens of the answers: [size] int64, ascending.
 
     Of equally frequent ones the lower ids are taken. always: tokens that are taken in any case. size: at most
     vocab_size.

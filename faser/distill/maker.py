@@ -18,7 +18,7 @@ _TRAFFIC_PER_SHARD = 1024  # conversations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """How answers are sampled: in turn with each of the temperatures, max_tokens long at most.
+    """Sampling of answers: in turn with each of the temperatures, at most max_tokens long.
 
     context: most tokens of a prompt and its answer; None: any.
     """

@@ -112,7 +112,7 @@ _ABOUT_DOCUMENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What continues one prompt. token_ids: with the end token, if there is one. ended: not cut off by a limit."""
+    """Continuation of one prompt. token_ids: with the end token, if there is one. ended: no limit cut it off."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -176,7 +176,7 @@ class ChatTurns:
 
     @property
     def has_history(self) -> bool:
-        """Whether the template takes a question that follows an answer."""
+        """Return whether the template takes a question that follows an answer."""
         return bool(self._between)
 
     def question_prompt(self, beginning: str, history: Sequence[Message] = ()) -> list[int]:
@@ -208,7 +208,7 @@ class ChatTurns:
         ]
 
     def _between_turns(self) -> str:
-        """What the template writes between an answer and the question after it; empty: it takes one turn only."""
+        """Return the template's text between an answer and the next question; empty: it takes one turn only."""
         answer, question = _MARK + "answer", _MARK + "next"
         roles = (("user", _MARK), ("assistant", answer), ("user", question))
         try:
@@ -269,7 +269,7 @@ def _key(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingSettings:
-    """How questions are sampled. per_shard: before the filter. max_tokens: longer ones are dropped."""
+    """Sampling of questions. per_shard: before the filter. max_tokens: longer questions are dropped."""
 
     seed: int = 0
     per_shard: int = 256
@@ -280,7 +280,7 @@ class AskingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opening:
-    """How a question begins: the messages before it, and its first words."""
+    """Beginning of a question: the messages before it, and its first words."""
 
     history: Sequence[Message] = ()
     words: str = ""

@@ -1,4 +1,4 @@
-"""What a target computes for a dataset: recorded shard by shard, kept on disk, mapped into memory when it is read.
+"""States of a target for a dataset: recorded shard by shard, kept on disk, mapped into memory when read.
 
     states.json        how they were made, and which shards are there
     00000.states       bfloat16 [rows of all conversations of the shard, K * H]
@@ -152,7 +152,7 @@ def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: 
 def shard_arrays(
     conversations: Sequence[RecordedConversation], fitted: Sequence[Passage], place: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """What a shard says of its conversations next to states and distributions. place: of the first one."""
+    """Return a shard's arrays next to states and distributions. place: of the first conversation."""
     return {
         "token_ids": torch.cat([each.token_ids for each in fitted]).numpy().astype(np.int32),
         "starts": np.concatenate(([0], np.cumsum([len(each.token_ids) for each in fitted]))),

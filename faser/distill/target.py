@@ -42,7 +42,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassageStates:
-    """What the target computes for a passage of N tokens. M = N - 1 - first_row, at least 0.
+    """States and distributions of the target for a passage of N tokens. M = N - 1 - first_row, at least 0.
 
     states: [N, K * H] bfloat16, the inputs of K layers side by side. top_ids: [M, k] int32, the likeliest next
     tokens, in order. top_probs: [M, k] float16, their probabilities at temperature 1 among all tokens.
@@ -168,16 +168,16 @@ class FrozenTarget:
 
     @torch.inference_mode()
     def embedding(self) -> Tensor:
-        """[V, H] on the backend's device, as the target's rows look it up."""
+        """Return the embedding [V, H] on the backend's device, as the target's rows look it up."""
         return self._rows(self.decoder.ends.embedding, torch.arange(self.config.spec.vocab_size))
 
     @torch.inference_mode()
     def head_rows(self, token_ids: Tensor) -> Tensor:
-        """[N, H] on the backend's device: the rows of these tokens in the head."""
+        """Return the rows [N, H] of these tokens in the head, on the backend's device."""
         return self._rows(self.decoder.ends.head, token_ids)
 
     def final_norm(self) -> Tensor:
-        """[H]."""
+        """Return the weight [H] of the final norm."""
         return self.decoder.ends.final_norm
 
     def _rows(self, packed: object, token_ids: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class Trainable(ABC):
         return self._embedding.device
 
     def head(self) -> Tensor:
-        """[Vd, H] in the type of the activations."""
+        """Return the head [Vd, H] in the type of the activations."""
         return self.weights[tensors.HEAD].to(self.dtype)
 
     def _cast(self) -> dict[str, Tensor]:
@@ -121,5 +121,5 @@ def attend(queries: Tensor, known: Keys, own: Keys | None, batch: TrainingBatch)
 
 
 def _unpadded(x: Tensor, batch: TrainingBatch) -> Tensor:
-    """[N, Hkv, …] of [C, Hkv, Q, …]."""
+    """Return the rows without padding: [N, Hkv, …] of [C, Hkv, Q, …]."""
     return x.transpose(1, 2).flatten(0, 1)[batch.unpadded]

@@ -237,7 +237,7 @@ class Trainer:
 
 
 def rate_at(share: float, steps: int, warm_up: int) -> float:
-    """Of the highest rate, at this share of the training and after this number of steps.
+    """Return the share of the highest rate after this share of the training and this number of steps.
 
     It rises over warm_up steps, or over a twentieth of the training where that is sooner.
     """

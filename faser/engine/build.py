@@ -278,16 +278,14 @@ def _speculation_control(
     )
 
 
-def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance | None:
-    """None, with a warning, where load finds no native library.
-
-    The control plane then computes the same in Python. A GPU waits for that in every step that drafts.
-    """
+def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance:
+    """Return what makes native estimates. Raises ConfigError where load finds no native library."""
     try:
         return partial(NativeAcceptance, load())
     except ConfigError as error:
-        _log.warning("acceptance is estimated in Python, which takes longer than natively: %s", error)
-        return None
+        raise ConfigError(
+            f"speculation estimates acceptance in native code: {error}; or set --speculative-policy off"
+        ) from error
 
 
 def _overlap(parts: EngineParts, lanes: Lanes | None) -> OverlapOptions | None:

@@ -245,7 +245,7 @@ class Engine:
         return None if self._auditor is None else self._auditor.wait_s()
 
     def pace(self) -> Pace | None:
-        """How fast it computes now; None: an engine that neither drafts nor has targets does not know."""
+        """Return how fast the engine computes now; None: it neither drafts nor has targets, and does not know."""
         return self._scheduler.pace()
 
     def uncomputed_prompts(self) -> dict[str, int]:

@@ -72,7 +72,7 @@ class Preparation:
         self._join(self._quick, job)
 
     def abort(self, message: Abort) -> bool:
-        """Whether the request is being prepared; then the message is kept until its end.
+        """Abort a request that is being prepared, at its end; return whether it is being prepared.
 
         A whole request that still waits has no end: it is dropped here.
         """
@@ -166,7 +166,7 @@ class _Line:
         self._waiting.setdefault(job.request.tenant, deque()).append(job)
 
     def remove(self, job: _Job) -> bool:
-        """Whether it was waiting here."""
+        """Remove a job; return whether it was waiting here."""
         tenant = job.request.tenant
         jobs = self._waiting.get(tenant)
         if jobs is None or job not in jobs:

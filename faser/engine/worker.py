@@ -112,7 +112,7 @@ def serve(connection: socket.socket, *, own_process: bool) -> None:
 
 
 def words_for_clients(error: BaseException) -> str:
-    """What clients are told of an error. Texts of libraries may name files of this machine: the log has them."""
+    """Describe an error for clients. Texts of libraries may name files of this machine: the log has them."""
     return str(error) if isinstance(error, FaserError) else f"{type(error).__name__}; the log has the details"
 
 

@@ -78,7 +78,7 @@ class _TorchPlan:
 
 
 class TorchBackend:
-    """See Backend."""
+    """Backend of torch operators on any device."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -88,6 +88,7 @@ class TorchBackend:
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
+        self.block_drafting = None
         self.graph_capture = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
@@ -302,14 +303,14 @@ def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:
 
 
 def _first(part: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """[length, ...]: the first `length` positions of these blocks. part: [blocks, block_size, ...]."""
+    """Return the first `length` positions of these blocks: [length, ...]. part: [blocks, block_size, ...]."""
     return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
 
 
 def _attention(
     queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, shape: AttentionShape, sinks: Tensor | None
 ) -> Tensor:
-    """[Hq, rows, D]. queries: [Hq, rows, D]. keys, values: [Hq, length, D]. seen: [rows, length]."""
+    """Attend: [Hq, rows, D]. queries: [Hq, rows, D]. keys, values: [Hq, length, D]. seen: [rows, length]."""
     if shape.score_cap is None and sinks is None:
         return functional.scaled_dot_product_attention(
             queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale

@@ -16,7 +16,7 @@ NORM_EPS = 1e-6  # of the squares of a key or a query
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """Of all slots, N. Rows and inputs of position p are at p modulo their number. float32, but for inputs.
+    """States of N slots in a layer, float32 but inputs. Rows of position p are at p modulo their number.
 
     state: [N, Hv, Dk, Dv]. inputs: of the convolution, [N, inputs, channels]. keys: [N, rows, Hk, Dk]; values:
     [N, rows, Hv, Dv]; rates: β and g, [N, rows, 2, Hv].
@@ -57,7 +57,7 @@ def _allocate(shape: StateShape, layer: DeltaShape, device: torch.device) -> Lay
 def delta_net(
     qkv: Tensor, rates: Tensor, shape: DeltaShape, net: DeltaNet, held: LayerStates, step: StateStep, out: Tensor
 ) -> None:
-    """See Backend.delta_net."""
+    """Compute a delta net row by row: see Backend.delta_net."""
     sequences = zip(step.slots, step.ends, step.starts, step.counts, step.new_ends, step.first_rows, strict=True)
     for slot, end, start, count, new_end, first in (tuple(map(int, each)) for each in sequences):
         rows = slice(first, first + count)
@@ -97,7 +97,7 @@ def _convolved(
 
 
 def _for_values(heads: Tensor, shape: DeltaShape) -> Tensor:
-    """[R, Hv, Dk]: for each value head the key head, or its queries, that it reads."""
+    """Return for each value head the key head, or its queries, that it reads: [R, Hv, Dk]."""
     each = shape.num_v_heads // shape.num_k_heads
     return heads.repeat(1, each, 1) if shape.tiled else heads.repeat_interleave(each, 1)
 
@@ -105,7 +105,7 @@ def _for_values(heads: Tensor, shape: DeltaShape) -> Tensor:
 def _recurrence(
     queries: Tensor, keys: Tensor, values: Tensor, rates: Tensor, state: Tensor, num_whole: int
 ) -> Tensor:
-    """[R, Hv, Dv] of the queries' rows, the last ones of the others. state: becomes that after num_whole rows."""
+    """Return [R, Hv, Dv] of the queries' rows, the last of all rows. state: becomes that after num_whole rows."""
     now, known, found = state.clone(), len(keys) - len(queries), []
     for row, (key, value, (beta, decay)) in enumerate(zip(keys, values, rates, strict=True)):
         now = now * decay.exp()[:, None, None]
@@ -123,12 +123,12 @@ def _normed(heads: Tensor) -> Tensor:
 
 
 def _before(kept: Tensor, first: int, end: int) -> Tensor:
-    """What is kept of the positions first … end - 1."""
+    """Return what is kept of the positions first … end - 1."""
     return kept[torch.arange(first, end, device=kept.device) % len(kept)]
 
 
 def _keep(kept: Tensor, new: Tensor, start: int) -> None:
-    """Of the positions from start on: the last ones, as many as there is room for."""
+    """Keep the last of the positions from start on, as many as there is room for."""
     last = new[-len(kept) :]
     end = start + len(new)
     kept[torch.arange(end - len(last), end, device=kept.device) % len(kept)] = last

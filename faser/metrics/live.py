@@ -222,7 +222,7 @@ class LiveRecorder:
         self._decisions[class_name, decision, target] += 1
 
     def expect(self, outlook: Outlook) -> None:
-        """What the latency model expects now."""
+        """Note what the latency model expects now."""
         self._outlook = outlook
 
     def slo_result(self, class_name: str, target: str, met: bool) -> None:
@@ -278,7 +278,7 @@ class SpeculationSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class OutlookSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the latency model expects at the present rate of requests a second; times in milliseconds.
+    """Expectations of the latency model at the present rate of requests a second; times in milliseconds.
 
     known: false: it does not know at such a load, and says no times. headroom: by class, requests a second that
     may come in addition until 90 %, and until 99 %, of the class's meet their targets. attainment: by class.
@@ -352,7 +352,7 @@ def make_sample(
     latencies: Mapping[str, Latencies],
     steps: Sequence[ReportedStep] = (),
 ) -> LiveSample:
-    """What happened between two snapshots. uptime_s: of the later one. steps: as LiveRecorder.take_steps."""
+    """Return the sample between two snapshots. uptime_s: of the later one. steps: as LiveRecorder.take_steps."""
     now = after.stats
     then = before.stats if before.engine == after.engine else EngineStats()
     return LiveSample(

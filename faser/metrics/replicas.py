@@ -11,7 +11,7 @@ from faser.metrics.server import Metrics
 
 
 class ReplicaMetrics:
-    """What the front-end of several replicas counts itself is the first one's. each: of one model."""
+    """Metrics of several replicas of one model; the first one's have what the front-end counts itself."""
 
     def __init__(self, each: Sequence[Metrics]) -> None:
         self.each = tuple(each)
@@ -19,7 +19,7 @@ class ReplicaMetrics:
 
     @property
     def live(self) -> LiveRecorder:
-        """Of the first replica."""
+        """Return the recorder of the first replica."""
         return self.each[0].live
 
     @property

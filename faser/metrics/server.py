@@ -214,12 +214,12 @@ class Metrics:
         self.live.rejected()
 
     def admission(self, class_name: str, decision: Decision, target: Target) -> None:
-        """What became of a request with targets when it arrived, and the target that cannot be met."""
+        """Count the decision on a newly arrived request with targets, and the target that cannot be met."""
         self.targets.decided(class_name, decision, target)
         self.live.decided(class_name, decision, target)
 
     def outlook(self, outlook: Outlook) -> None:
-        """What the latency model expects now."""
+        """Record what the latency model expects now."""
         self.targets.expect(outlook)
         self.live.expect(outlook)
 
@@ -422,7 +422,7 @@ class _SeriesFactory:
         help_text: str,
         values: Mapping[str, Sequence[str]],
     ) -> dict[str, Series]:
-        """Of a label that has these values; without one, of the value ""."""
+        """Return a series for each value of the label; without a label, one for the value ""."""
         family = kind(f"{self._prefix}{name}", help_text, (*_LABELS, *values), registry=None)
         text = self._page.add(family)
         if not values:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes about speculation: vLLM's four counters, and FASER's own series.
+"""Series about speculation that Prometheus scrapes: vLLM's four counters, and FASER's own.
 
 The engine counts from its start, so a scrape needs its latest snapshot alone: this module adds nothing up, and a
 step costs one assignment. Only what a finished request reports (latency targets, acceptance) is counted here.
@@ -324,7 +324,7 @@ class _EngineSeries(Collector):
 
 
 def _role(name: str, roles: Sequence[RoleStats]) -> RoleStats:
-    """What the engine reports about one role. Passes of a draft model and look-ups in text are both drafting."""
+    """Return the engine's report of one role. Passes of a draft model and look-ups in text are both drafting."""
     parts = [each for each in roles if each.role in _PARTS[name]]
     errors = zip(*(each.errors for each in parts if each.errors), strict=True)
     return RoleStats(

@@ -1,4 +1,4 @@
-"""What crosses between gateway, router and replica: an HTTP request, and how its answer begins.
+"""Messages between gateway, router and replica: an HTTP request, and the beginning of its answer.
 
 After an AnswerStart a replica sends the body in parts of bytes, each of whole events where the answer is a stream.
 """

@@ -146,7 +146,7 @@ async def _body(call: Call, start: AnswerStart, first: bytes, parts: Any) -> Asy
 
 
 def failure_events(path: str, request_id: str, num_events: int) -> bytes:
-    """What ends a stream whose replica is gone. num_events: that have been sent."""
+    """Return the bytes that end a stream whose replica is gone. num_events: already sent."""
     if speaks_messages(path):
         return typed_event(messages_error_body(500, _GONE, request_id))
     if path == "/v1/responses":

@@ -52,7 +52,7 @@ _KEPT = frozenset(
 
 
 def replica_settings(flags: Sequence[str]) -> Findings:
-    """What a replica is started with. Flags that have no meaning for it are problems."""
+    """Parse the settings that a replica is started with. Flags that have no meaning for it are problems."""
     findings = parse(PROG, flags, SETTINGS)
     kept = _KEPT | {each.name for each in settings_of(ServerConfig) if each.group in (MODEL, OUTPUT)}
     for each in settings_of(ServerConfig):
@@ -118,7 +118,7 @@ def _log_progress(stage: str, done: int, total: int) -> None:
 
 
 async def called(app: ASGIApp, call: Call) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
-    """What an application answers: status and headers, then the body; parts that are there at once come joined.
+    """Yield an application's answer: status and headers, then the body; parts that are there at once come joined.
 
     Closing the generator cancels the application.
     """

@@ -14,7 +14,7 @@ from faser.ray.calls import Call
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
-    """See RequestRouter. The argument of a request is a Call."""
+    """Router that prefers the replica with the prompt's prefix. The argument of a request is a Call."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -55,7 +55,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's types are not 
             del self._sent[gone]
 
     def _num_requests(self, replica_id: ReplicaID) -> int:
-        """Of all gateways as the replica has said last, but at least this one's."""
+        """Return the requests of all gateways as the replica has said last, but at least this one's."""
         return max(self._sent[replica_id], self.replica_queue_len_cache.get(replica_id) or 0)
 
 

@@ -21,6 +21,7 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
+from tests.native_acceptance import make_native
 
 SMALL = ("--backend", "torch", "--dtype", "float32", "--num-threads", "1", "--max-model-len", "64")
 
@@ -102,6 +103,7 @@ def test_a_table_policy_is_accepted_by_the_control_of_speculation() -> None:
     control = SpeculationControl(
         drafters[-1].config.speculation,
         CostModel(StepTimes.proportional(step_s=0.01)),
+        make_native=make_native,
         num_slots=2,
         clock=SimulatedClock(0.0),
     )

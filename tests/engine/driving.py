@@ -19,6 +19,7 @@ from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
 from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
+from tests.native_acceptance import make_native
 
 BLOCK_SIZE = 4
 CHUNK = 2  # tokens after which recurrent states are kept
@@ -115,6 +116,7 @@ def _speculation(
     return SpeculationControl(
         config,
         costs or CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
+        make_native=make_native,
         num_slots=num_slots,
         clock=clock,
         policy=policy,

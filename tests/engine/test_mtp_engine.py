@@ -13,6 +13,8 @@ draft tokens stay in the layer's cache; embedding and state change places in the
 
 import json
 import logging
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from faser.engine.build import Built, build
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.head import HeadDrafter
 from faser.errors import ConfigError, ModelError
 from faser.types import Request
 from tests.checkpoints import write_tokenizer
@@ -143,28 +146,61 @@ def test_drafts_are_those_of_the_reference_whatever_was_accepted_before(
 
     rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.55, 0.3]}
     make = crowded if memory == "too little" else roomy
-    # A prompt that goes on from a snapshot has no hidden states of what came before, which the reference has.
-    engine = make(directory, fixed(**rates), wrap_drafter=wrap, enable_prefix_caching=False)
+    engine = make(directory, fixed(**rates), wrap_drafter=wrap)
     said = answers(engine, asked())
     assert (engine.stats().num_preemptions > 0) == (memory == "too little")
     verified, accepted = outcome(engine)
     assert 0.3 * verified < accepted < 0.9 * verified
-    reference, whole = (
-        Mtp.of(directory),
-        [[*request.prompt_token_ids, *said[request.request_id, 0][0]] for request in asked()],
-    )
-    compared = 0
+    whole = [[*request.prompt_token_ids, *said[request.request_id, 0][0]] for request in asked()]
+    compared = compare(directory, model, recorded[-1], whole)
+    assert compared > 0.9 * len([draft for _, draft in recorded[-1].proposed if draft]) > 60
+
+
+def compare(directory: Path, model: Any, recorded: Recorded, whole: list[list[int]]) -> int:
+    """Check the drafts for these sequences; returns how many were not left to the last bits."""
+    reference, compared = Mtp.of(directory), 0
     for token_ids in whole:
         with torch.no_grad():
             states_of = model.model(torch.tensor([token_ids])).last_hidden_state[0].double()
-        for known, draft in recorded[-1].proposed:
+        for known, draft in recorded.proposed:
             if known == token_ids[: len(known)] and draft:
                 tokens, logits = reference.draft(known, states_of, len(draft))
                 best = logits.topk(2).values
-                if (best[:, 0] - best[:, 1]).min() > 1e-3:  # else the last bits decide
+                if (best[:, 0] - best[:, 1]).min() > 1e-3:
                     assert list(draft) == tokens, f"after {len(known)} tokens"
                     compared += 1
-    assert compared > 0.9 * len([draft for _, draft in recorded[-1].proposed if draft]) > 60
+    return compared
+
+
+def test_drafts_of_the_next_turn_are_those_of_the_reference(random_layer: tuple[Path, Any]) -> None:
+    """Nearly all of its prompt is cached, and the layer has read it in the turn before."""
+    directory, model = random_layer
+    recorded: list[Recorded] = []
+
+    def wrap(drafter: Drafter) -> Drafter:
+        recorded.append(Recorded(drafter))
+        return recorded[-1]
+
+    engine = roomy(directory, fixed(), wrap_drafter=wrap, state_snapshot_memory=4 << 20)
+    first = asked()[:3]
+    said = answers(engine, first)
+    prompts = [(*each.prompt_token_ids, *said[each.request_id, 0][0], 5, 6, 7) for each in first]
+    following = [
+        replace(each, request_id=f"next {i}", prompt_token_ids=prompt)
+        for i, (each, prompt) in enumerate(zip(first, prompts, strict=True))
+    ]
+    num_before, cached = len(recorded[-1].proposed), []
+    for each in following:
+        engine.add(each)
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            cached.append(delta.num_cached_tokens)
+    assert sorted(cached)[-3] > 0, "all three begin with cached blocks"
+    del recorded[-1].proposed[:num_before]
+    whole = [[*each.prompt_token_ids, *tokens[each.request_id]] for each in following]
+    assert compare(directory, model, recorded[-1], whole) > 20
 
 
 @pytest.mark.parametrize("drafts", ["alone", "with text", "sampled", "int8"])
@@ -245,12 +281,36 @@ def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path
     assert built(right_layer, fixed(draft_vocab_size=200)).info.weight_bytes == whole + rows
 
 
-def test_of_a_large_vocabulary_the_layer_chooses_from_the_first_tokens(tmp_path: Path) -> None:
-    """And from the one that ends generation, which is the last here."""
+def test_of_a_large_vocabulary_the_layer_chooses_how_many_tokens_it_drafts(tmp_path: Path) -> None:
+    """And the one that ends generation, which is the last here. Answers do not depend on it."""
     size, end = 70_000, 69_999
     write_mtp_model(tmp_path, vocab_size=size, eos_token_id=end)
-    whole = built(tmp_path, {"draft_vocab_size": size}).info.weight_bytes
-    assert built(tmp_path, {}).info.weight_bytes == whole + (32_768 + 1) * 64 * 4
+    whole = built(tmp_path, {"policy": "off"})
+    drafters: list[Drafter] = []
+
+    def wrap(drafter: Drafter) -> Drafter:
+        drafters.append(drafter)
+        return drafter
+
+    chosen = built(tmp_path, fixed(), wrap_drafter=wrap)
+    rows = (65_536 + 1) * (64 + 2 * 2)  # in 8 bits, with a scale for 32 values
+    own = built(tmp_path, fixed(draft_vocab_size=size)).info.weight_bytes
+    assert rows <= chosen.info.weight_bytes - own < 1.01 * rows
+    (drafter,) = drafters
+    assert isinstance(drafter, HeadDrafter)
+    vocabulary = drafter.vocabulary
+    assert vocabulary is not None
+    assert (vocabulary.sizes, vocabulary.size) == ((8_192, 16_384, 32_768, 65_536), 32_768)
+    sizes, found = cycle(range(4)), {}
+    for request in asked():
+        chosen.engine.add(request)
+        found[request.request_id, 0] = []
+    while chosen.engine.has_work():
+        vocabulary.chosen = next(sizes)
+        for delta in chosen.engine.step():
+            found[delta.request_id, 0] += delta.token_ids
+    assert found == {key: list(token_ids) for key, (token_ids, _) in answers(whole.engine, asked()).items()}
+    assert outcome(chosen.engine)[0] > 20
 
 
 @pytest.mark.parametrize("speculation", [{"model": "none"}, {"method": "suffix"}, {"policy": "off"}])

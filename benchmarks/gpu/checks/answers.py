@@ -52,7 +52,7 @@ def replayed(runner: Runner, info: ModelInfo, shapes: Sequence[tuple[int, int]],
 
 
 def _logits(runner: GraphRunner, step: RowBatch, way: type[Runner]) -> Tensor:
-    """[R, V] of all rows of a step, as many at a time as there are sequences. way: whose methods compute it."""
+    """Return the logits [R, V] of all rows of a step, as many at a time as sequences. way: its methods."""
     way.forward(runner, step)
     rows, at_once = np.arange(step.num_rows), len(step.last_rows)
     return torch.cat([way.logits(runner, rows[at : at + at_once]).clone() for at in range(0, len(rows), at_once)])

@@ -101,7 +101,7 @@ def _added(x: Tensor, backend: Backend, block: Experts) -> Tensor:
 
 
 def logits(plan: Plan) -> Json:
-    """Of a few layers of each shape, through the runner, step after step over one cache, in 16 bits."""
+    """Check a few layers of each shape, through the runner, step after step over one cache, in 16 bits."""
     found, ok = {}, True
     for config in plan.sizes.families:
         row = _row_errors(plan, config)
@@ -111,7 +111,7 @@ def logits(plan: Plan) -> Json:
 
 
 def _row_errors(plan: Plan, config: Config) -> Json:
-    """Of the rows of several models: rows of one have much in common, so all of them meet a near tie, or none."""
+    """Return errors of rows of several models: those of one are alike, so all meet a near tie or none."""
     spec = read_model_config(write_shape(plan.models / "checked", config)).spec
     reference, backend = TorchBackend(plan.device), backend_of(plan)
     errors: dict[str, list[Tensor]] = {"ours": [], "usual": []}
@@ -138,13 +138,13 @@ def _row_errors(plan: Plan, config: Config) -> Json:
 
 
 def _errors(found: Tensor, exact: Tensor) -> Tensor:
-    """[R]: relative, of each row by its norm; what is no number is infinitely far."""
+    """Return each row's error [R] relative to its norm; what is no number is infinitely far."""
     errors: Tensor = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
     return torch.where(errors.isnan(), math.inf, errors)
 
 
 def far_rows(ours: Tensor, usual: Tensor) -> Json:
-    """Of errors of rows [R] each: the median of ours over the reference's, and shares of rows that are far off."""
+    """Compare errors of rows [R] each: our median over the reference's, and shares of rows that are far off."""
     middle = float(usual.median())
     far = _FAR * middle
     return {

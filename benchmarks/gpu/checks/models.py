@@ -111,7 +111,7 @@ def _described(attention: AttentionSpec) -> str:
 
 
 def logits(plan: Plan) -> Json:
-    """Of two or three layers of each checked shape, through the runner, step after step over one cache.
+    """Check two or three layers of each shape, through the runner, step after step over one cache.
 
     In 16 bits, and with products in fp8; each against the reference backend that rounds the same, by their errors
     from float32. Nothing but norms leaves the device.
@@ -149,7 +149,7 @@ def backend_of(plan: Plan) -> Backend:
 def _layer_errors(
     plan: Plan, spec: DecoderSpec, attention: AttentionSpec, backend: Backend, reference: Backend
 ) -> dict[str, tuple[float, float]]:
-    """By step: relative errors of queries and of attention, of one kind of layer."""
+    """Return by step the relative errors of queries and of attention, of one kind of layer."""
     shape = attention_shape(attention)
     tables = RotaryTables(spec, num_positions=_BLOCKS_EACH * BLOCK_SIZE, device=torch.device(plan.device))
     angles = tables.keys(attention)
@@ -186,7 +186,7 @@ def step_logits(
     *,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """By step, of all its rows, [R, V] float32 on the device. Biases are so wide that a missing one shows."""
+    """Return by step the logits [R, V] float32 of all its rows, on the device. Biases are wide enough to show."""
     decoder = load_decoder(
         plan.models / "checked",
         backend,

@@ -187,7 +187,7 @@ def distribution_of_verification(plan: Plan) -> Json:
 
 
 def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> Json:
-    """By verifier: how likely its counts are at a temperature; they are drawn at _TEMPERATURE."""
+    """Return by verifier how likely its counts are at a temperature; they are drawn at _TEMPERATURE."""
     vocab, backend = plan.sizes.vocab, backend_of(plan)
     row = _few_logits(0, vocab)
     target = exact_distribution(row.double().numpy(), temperature, 0.0, 0, 1.0)
@@ -214,7 +214,7 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
 
 
 def exact_distribution(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: float) -> Floats:
-    """[V] probability of each token: temperature, min_p, top_k, top_p, each on what the one before has left."""
+    """Return each token's probability [V]: temperature, min_p, top_k, top_p, each on what the last has left."""
     if temperature == 0:
         return np.asarray(np.arange(len(logits)) == logits.argmax(), np.float64)
     order = np.argsort(-logits, kind="stable")
@@ -259,7 +259,7 @@ def _requests(rows: int, case: tuple[float, float, int, float]) -> SamplingMetad
 
 
 def _logits(vocab: int, rows: int) -> Tensor:
-    """[rows, vocab] float32 on the CPU, as flat as a language model's; the last rows are the odd ones."""
+    """Return [rows, vocab] float32 on the CPU, as flat as a language model's; the last rows are the odd ones."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(rows, vocab, generator=generator) * 3.0
     logits[-1, 1:] = -torch.inf
@@ -269,7 +269,7 @@ def _logits(vocab: int, rows: int) -> Tensor:
 
 
 def _few_logits(seed: int, vocab: int) -> Tensor:
-    """[vocab] float32 on the CPU; finite in _FEW_TOKENS places all over it, or in all."""
+    """Return [vocab] float32 on the CPU; finite in _FEW_TOKENS places all over it, or in all."""
     row = torch.full((vocab,), -torch.inf)
     places = torch.linspace(0, vocab - 1, min(_FEW_TOKENS, vocab)).long()
     row[places] = torch.randn(len(places), generator=torch.Generator().manual_seed(seed)) * 1.5
@@ -302,12 +302,12 @@ def _start(sampler: Sampler, count: int, temperature: float) -> None:
 
 
 def sampler_on(backend: Backend, vocab: int, slots: int) -> Sampler:
-    """As the engine makes it, with the device's kernels."""
+    """Make a sampler as the engine does, with the device's kernels."""
     return Sampler(slots, vocab, (1,), backend.sampling_kernels)
 
 
 def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:
-    """Of the device's backend. A CPU has none: Triton's interpreter runs the kernels there."""
+    """Return the device kernels of the backend. A CPU has none: Triton's interpreter runs the kernels there."""
     choice = backend_of(plan).device_sampling_kernels(rows, vocab)
     if choice is None:
         from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels

@@ -94,7 +94,7 @@ def run(plan: Plan, desk: Desk) -> None:
 
 
 def bytes_s(folder: Folder) -> float:
-    """What copies were measured to move in a second; the reference where that phase did not get so far."""
+    """Return the measured bytes a second of copies; the reference where that phase did not get so far."""
     found = folder.load(PHASE)
     return float((found.result if found else {}).get("copy_bytes_s", REFERENCE_BYTES_S))
 
@@ -146,7 +146,7 @@ def _copy_bytes_s(plan: Plan, clock: DeviceClock) -> float:
 
 
 def _product_flops_s(plan: Plan, clock: DeviceClock) -> float:
-    """Of a large square product in bfloat16."""
+    """Measure the operations a second of a large square product in bfloat16."""
     side = _PRODUCT_SIDE[plan.device]
     one, other = (torch.randn(side, side, device=plan.device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(one)

@@ -298,7 +298,7 @@ def _parts(network: ExpertsSpec) -> dict[str, Callable[[Layer], object]]:
 
 
 def _seconds(plan: Plan, layers: Sequence[Layer], work: Callable[[Layer], object]) -> float:
-    """Of one launch, over all layers in turn."""
+    """Measure the seconds of one launch, over all layers in turn."""
     clock, num_turns = clock_of(plan.device), _TURNS[plan.device]
 
     def turns() -> None:
@@ -319,7 +319,7 @@ def _seconds(plan: Plan, layers: Sequence[Layer], work: Callable[[Layer], object
 
 
 def _replayed(work: Callable[[], None], device: str) -> Callable[[], object]:
-    """What launches all of it at once; on a CPU the work itself."""
+    """Return a call that launches all of it at once; on a CPU the work itself."""
     if device == "cpu":
         return work
     work()

@@ -122,7 +122,7 @@ def _compare(
 
 
 def trace_ahead(plan: Plan, opened: Opened, turns: Turns, file: Path) -> None:
-    """Of some steps of the most requests that draft ahead: which kernels ran at the same time."""
+    """Trace some steps of the most requests that draft ahead: which kernels ran at the same time."""
     loop = ClosedLoop(opened.engine, clock_of(plan.device))
     opened.engine.use_policy("faser", forget=False, overlap="on")
     loop.start(turns.prompts, turns.sampling)
@@ -217,7 +217,7 @@ def rows_of(turns: Sequence[Json]) -> list[Json]:
 
 
 def gaps_of(turns: Sequence[Json]) -> list[Json]:
-    """Of turns that always draft ahead, one a cell: medians over rounds of what the host takes around lanes."""
+    """Return by cell the medians of what the host takes around lanes, in turns that always draft ahead."""
     cells: dict[tuple[Any, ...], list[Json]] = {}
     for turn in turns:
         if turn["policy"] == AHEAD and turn["pairs"]:
@@ -251,7 +251,7 @@ def pictures(rows: Sequence[Json]) -> dict[str, str]:
 
 
 def _median_if(values: Sequence[float | None]) -> float | None:
-    """Of those that there are."""
+    """Return the median of the values that there are."""
     there = [value for value in values if value is not None]
     return _median(there) if there else None
 

@@ -43,7 +43,7 @@ class Divided:
         return {**about, "refused_splits": refused} if refused else about
 
     def is_measured_as_itself(self, asked: Sequence[str]) -> bool:
-        """Whether this one came for another, and is among those asked for: it need not be measured twice."""
+        """Return whether this one came for another, and is asked for itself: it need not be measured twice."""
         return self.partition.name != self.asked and self.partition.name in asked
 
 
@@ -70,7 +70,7 @@ class _Pair:
 
 
 class TimedPartition:
-    """See Partition. Another one, which notes the moments of every pair."""
+    """Partition that wraps another one and notes the moments of every pair."""
 
     def __init__(self, partition: Partition, now: Callable[[], float] = time.perf_counter) -> None:
         self._partition = partition
@@ -117,7 +117,7 @@ class TimedPartition:
         self._partition.close()
 
     def taken(self) -> Json:
-        """Of the pairs since this was asked last, medians in milliseconds; none of them: only their number.
+        """Return medians in milliseconds of the pairs since the last call; none of them: only their number.
 
         draft_gap_ms, verify_gap_ms: from the call of `both` until the lane begins. given_ms: until verification
         has been given. join_ms: from the later end until the return. between_ms: from a pair's later end

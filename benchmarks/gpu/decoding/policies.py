@@ -60,7 +60,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What one contest is about. prompts: of the most sequences; about: stands in every row of the result.
+    """Setting of a contest. prompts: of the most sequences; about: stands in every row of the result.
 
     seen: what somebody saw since it was asked last; asked before a turn's steps and after, it stands in the turn.
     goes_on: asked after every round of a batch, with its turns; False ends the contest.
@@ -181,7 +181,7 @@ def rows_of(turns: Sequence[Json]) -> list[Json]:
 def _turn(
     engine: Engine, loop: ClosedLoop, arm: Arm, turns: Turns, sequences: int, seconds: float
 ) -> dict[str, Any]:
-    """What was learned about acceptance stays, as in a server that has run for a while."""
+    """Measure a turn. What was learned about acceptance stays, as in a server that has run for a while."""
     engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
     loop.start(turns.prompts[:sequences], turns.sampling)
     loop.warm()
@@ -270,7 +270,7 @@ def run_cycle(plan: Plan, desk: Desk) -> None:
 def _floors(
     plan: Plan, desk: Desk, opened: Opened, draft: Path, sequences: int, taken_s: Sequence[float]
 ) -> dict[str, float]:
-    """As many passes of the draft model as drafted tokens, and a step of the target over all rows."""
+    """Return the least times: as many passes of the draft model as drafted tokens, and a step over all rows."""
     rates = {"bytes_s": environment.bytes_s(desk.folder), "flops_s": environment.flops_s(desk.folder)}
     kv_tokens, gamma = sequences * plan.sizes.context, plan.sizes.cycle_gamma
     one_pass_s = floor_s(read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, **rates)
@@ -283,7 +283,7 @@ def _floors(
 
 
 class _DraftTimes:
-    """How long every proposal of a drafter takes, in seconds."""
+    """Seconds that every proposal of a drafter takes."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -297,7 +297,7 @@ class _DraftTimes:
 
 
 class _Timed:
-    """See Drafter. Says what another one says."""
+    """Drafter that wraps another one and times it."""
 
     def __init__(self, drafter: Drafter, times: _DraftTimes) -> None:
         self._drafter = drafter

@@ -145,7 +145,7 @@ class Grown:
 
 
 def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
-    """What lies next to the tensors of a model of these sizes, made from the small one's."""
+    """Write what lies next to the tensors of a model of these sizes, from the small one's."""
     out.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((small / "config.json").read_text("utf-8"))
     config |= {

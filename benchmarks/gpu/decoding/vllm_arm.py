@@ -69,7 +69,7 @@ def run(plan: Plan, desk: Desk) -> None:
 
 
 def asked(plan: Plan, gamma: int | None) -> Json:
-    """What the child is given. gamma: drafted tokens; None: no speculation."""
+    """Return the child's input. gamma: drafted tokens; None: no speculation."""
     sizes, batches = plan.sizes, plan.sizes.vllm_batches
     most = max(batches)
     engine: dict[str, Any] = {

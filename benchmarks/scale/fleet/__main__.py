@@ -41,7 +41,7 @@ _FAIL_EVERY_S = 5.0
 
 
 def scenarios(model: ReplicaModel, scale: float) -> dict[str, dict[str, Scenario]]:
-    """By arm and name."""
+    """Return the scenarios by arm and name."""
 
     def of(replicas: int, seconds: float, routing: Routing, **changes: Any) -> Scenario:
         plain = Scenario(

@@ -1,4 +1,4 @@
-"""How far the fleet's replicas are from the real scheduler: the same requests through both, on one replica.
+"""Check of the fleet's replicas against the real scheduler: the same requests through both, on one replica.
 
 The real one is the simulator (benchmarks/simulator): scheduler, KV blocks and chunked prompts as they serve, on a
 simulated clock with the same step times. Nothing is shared between prompts, as the simulator keeps no prefixes.

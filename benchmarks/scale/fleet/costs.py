@@ -1,4 +1,4 @@
-"""What real parts cost that a fleet has many of: FASER's own router, the events of one cache, a page of metrics.
+"""Costs of real parts that a fleet has many of: FASER's own router, the events of one cache, a page of metrics.
 
     python -m benchmarks.scale.fleet.costs TRACE.csv OUT.json
 
@@ -51,7 +51,7 @@ class _Silent:
 
 
 def router_costs(counts: Sequence[int], prompt_tokens: int, requests: int = 300) -> list[dict[str, Any]]:
-    """Of faser/engine/client/replicas.py: time of a choice, which is the front-end's own, and bytes it remembers.
+    """Measure faser/engine/client/replicas.py: time of a choice, the front-end's own, and bytes it remembers.
 
     Prompts begin with one of 20 beginnings. The first half of the requests warms up.
     """
@@ -93,7 +93,7 @@ async def _route(replicas: Replicas, prompts: Sequence[list[int]]) -> list[float
 
 
 def event_costs(requests: Sequence[FleetRequest], cache_tokens: int) -> dict[str, Any]:
-    """Of the KV events of one replica that serves these, one after the other."""
+    """Measure the KV events of one replica that serves these, one after the other."""
     kv = KvManager(cache_tokens // _BLOCK, _BLOCK, records_events=True)
     batches: list[bytes] = []
     stored = removed = 0
@@ -125,7 +125,7 @@ def event_costs(requests: Sequence[FleetRequest], cache_tokens: int) -> dict[str
 
 
 def page_costs() -> dict[str, Any]:
-    """Of /metrics of one replica that has served."""
+    """Measure /metrics of one replica that has served."""
     metrics = Metrics(model_name="model", max_model_len=8192)
     answered(metrics)
     page = metrics.render()

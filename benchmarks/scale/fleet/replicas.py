@@ -82,7 +82,7 @@ def beginning_key(request: FleetRequest) -> Key:
 
 @dataclass(slots=True)
 class Ticked:
-    """What happened in a tick: jobs that ended, and changes of caches (replica, key, whether it is held now)."""
+    """Events of a tick: jobs that ended, and changes of caches (replica, key, whether it is held now)."""
 
     ended: list[tuple[int, Job]] = field(default_factory=list)
     cached: list[tuple[int, Key, bool]] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Fleet:
             self._with_prompts.add(replica)
 
     def _steps(self, tick_s: float) -> tuple[Floats, Floats]:
-        """[R] prompt tokens of a step, and [R] steps in the tick; 0 where a replica has nothing to do."""
+        """Return prompt tokens of a step [R], and steps in the tick [R]; 0 where a replica has nothing to do."""
         room = self._model.max_num_batched_tokens - self._num_decoding
         chunk = np.minimum(np.ceil(self._prompt_tokens), room)
         rows = self._num_decoding + chunk.astype(np.int64)

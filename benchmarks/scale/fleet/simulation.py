@@ -45,8 +45,8 @@ class Scenario:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of requests that arrived after warm_s. first_s, total_s: since arrival. broken: had begun on a replica that
-    was lost. moved: went to another replica before their first token. refused: by a replica that
+    """Outcome of the requests that arrived after warm_s. first_s, total_s: since arrival. broken: had begun on a
+    replica that was lost. moved: went to another replica before their first token. refused: by a replica that
     was not up. unserved: no replica was up. rolled_s: what a rollout took.
 
     At each look: fullest, jobs of the busiest replica; mean, of all; idle_beside_queue, the share of replicas

@@ -1,4 +1,4 @@
-"""How an answer is written: its choices by an AnswerFormatter, what stands around them by an AnswerFraming.
+"""The form of an answer: an AnswerFormatter writes its choices, an AnswerFraming writes the document around them.
 
 A choice is a dict that is about to be written as JSON. The formatter holds every difference between chats and
 completions. A framing makes one document of the choices, or the events of a stream (WHATWG HTML, section 9.2); it
@@ -79,7 +79,7 @@ class AnswerFormatter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What an answer says of itself. created_s: Unix seconds. model: the name that the request uses.
+    """Facts that an answer states about itself. created_s: Unix seconds. model: the name that the request uses.
 
     sampling: the values in effect.
     """
@@ -116,7 +116,7 @@ class AnswerFraming(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:
-    """How a stream reports usage.
+    """Options of a stream: how it reports usage, and whether it hides the size of its texts.
 
     ends_with_usage: in a last chunk without choices. continuous_usage: in every chunk, counted so far.
     obfuscates: every chunk has random padding, so that its size says less about its text.
@@ -218,7 +218,7 @@ class ChunkWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFormatter:
-    """How tokens are written. as_ids: as token_id:17 instead of as text, so that no two tokens look alike."""
+    """Formatter of single tokens. as_ids: as token_id:17 instead of as text, so that no two tokens look alike."""
 
     tokenizer: Tokenizer
     as_ids: bool = False

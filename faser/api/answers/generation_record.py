@@ -1,4 +1,4 @@
-"""What a span says of one generation, read off its handler when the span ends.
+"""Attributes of a span about one generation, read from its handler when the span ends.
 
 Nothing is counted here while tokens arrive. Names are those of OpenTelemetry's semantic conventions for generative
 AI (status: development), vLLM's for latencies and the request's id, and faser.* for speculation. No text of a

@@ -1,4 +1,4 @@
-"""What an answer says it took: tokens, how much of a prediction it repeats, and what speculation did for it.
+"""Usage in an answer: tokens, how much of a prediction it repeats, and what speculation did for it.
 
 Usage and SpeculationReport gather while outputs arrive. Which drafts there were, and which were accepted, depends
 on the past answers that the request may draft from: a request that shares them with other clients gets no
@@ -80,7 +80,7 @@ class Usage:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, whether or not the client gets them."""
+        """Return the number of cached prompt tokens, whether or not the client is told."""
         return sum(self._cached_tokens)
 
     @property
@@ -285,7 +285,7 @@ def acceptance(summary: SpeculationSummary, cap: int, *, detailed: bool) -> dict
 
 
 def _histogram(summary: SpeculationSummary, cap: int) -> list[int]:
-    """[cap + 1] histogram[k]: number of drafts of which exactly k tokens were accepted.
+    """Return a histogram [cap + 1]; entry k is the number of drafts of which exactly k tokens were accepted.
 
     accepted_per_position[k] is the number of drafts of which more than k tokens were accepted.
     """

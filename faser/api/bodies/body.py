@@ -127,7 +127,7 @@ def _as_request_error(error: Mapping[str, Any]) -> RequestError:
 
 
 def _json_fault(message: str) -> str:
-    """What the parser says, with the limit that it does not name."""
+    """Return the parser's message, with the nesting limit added where it omits it."""
     return message.replace(
         "recursion limit exceeded", f"lists and objects are nested deeper than {_MAX_DEPTH} levels"
     )

@@ -24,7 +24,7 @@ MAX_ID_LENGTH = 256
 
 
 def bounds(max_logprobs: int) -> dict[str, Json]:
-    """By the name of a field. max_logprobs: the operator's."""
+    """Return the JSON Schema limits of fields, by field name. max_logprobs: the operator's."""
     one_or_more, text = {"minimum": 1}, {"minLength": 1, "maxLength": MAX_STRUCTURE_CHARS}
     words = {"minLength": 1, "maxLength": MAX_STOP_CHARS}
     stop, alternatives = {"maxItems": MAX_STOP_STRINGS, "items": words}, {"minimum": 0, "maximum": max_logprobs}

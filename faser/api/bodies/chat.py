@@ -157,7 +157,7 @@ def _read_tool_call(call: Any, path: str) -> dict[str, Any]:
 
 
 class ToolMode(Enum):
-    """Whether an answer calls functions."""
+    """Modes of tool_choice: whether an answer may, must or must not call functions."""
 
     NONE = "none"
     AUTO = "auto"

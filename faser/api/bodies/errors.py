@@ -99,7 +99,7 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
 
 
 def error_type(status: int) -> str:
-    """What errors with this status are called."""
+    """Return OpenAI's type name for errors with this status."""
     return _OPENAI_TYPES.get(HTTPStatus(status), "APIError")
 
 

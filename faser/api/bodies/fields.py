@@ -73,7 +73,7 @@ class SloTargets(BaseModel):
 
 
 class Speculative(BaseModel):
-    """How much speculation a request allows. Never changes its tokens. trace: a stream says where each is from."""
+    """Limits on a request's speculation; they never change its tokens. trace: a stream says where each is from."""
 
     model_config = CLOSED
 

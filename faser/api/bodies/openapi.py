@@ -1,4 +1,4 @@
-"""What /openapi.json says of routes that read their body and write their answer themselves."""
+"""Entries in /openapi.json for routes that read their body and write their answer themselves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +60,7 @@ _BODY = "body"  # until the document is asked for
 
 
 def speaks_messages(route: str) -> bool:
-    """Whether a route's errors have the shape of Anthropic's Messages."""
+    """Return whether a route's errors have the shape of Anthropic's Messages."""
     return route == _MESSAGES or route.startswith(_MESSAGES + "/")
 
 

@@ -1,4 +1,4 @@
-"""What Responses and Messages share: they read parts of a body, word its errors as chats do, and write events."""
+"""Code shared by Responses and Messages: reading parts of a body, wording errors as chats do, writing events."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -74,7 +74,7 @@ class MessageFraming:
 
 
 def _ending(choice: Choice, *, called: bool) -> Json:
-    """Why the message ended. A stop sequence is named; a stop by a token id is an end of the turn.
+    """Return why the message ended. A stop sequence is named; a stop by a token id is an end of the turn.
 
     A chat that names the function to call ends with stop; a message with a call always ends with tool_use.
     """

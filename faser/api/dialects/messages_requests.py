@@ -48,7 +48,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Thinking(BaseModel):
-    """Whether the model reasons before it answers, and the most tokens of its reasoning.
+    """Settings of reasoning: whether the model reasons before it answers, and its maximum number of tokens.
 
     type: every one but disabled lets it reason.
 
@@ -89,7 +89,7 @@ class MessagesToolChoice(BaseModel):
 
 
 class MessageFields(BaseModel):
-    """What the prompt is made of."""
+    """Fields that the prompt is made of."""
 
     model_config = OPEN
 
@@ -204,7 +204,7 @@ def _ascii(name: Any) -> str:
 
 
 def _is_server_tool(tool: Json) -> bool:
-    """Whether Anthropic defines the tool; custom ones, and those without a type, are the client's functions."""
+    """Return whether Anthropic defines the tool; custom and untyped tools are the client's functions."""
     return tool.get("type") not in (None, "custom")
 
 

@@ -61,7 +61,7 @@ class ReasoningOptions(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """What the answer's text must be. schema_ is a JSON Schema."""
+    """Required format of the answer's text. schema_ is a JSON Schema."""
 
     model_config = CLOSED
 

@@ -77,7 +77,7 @@ class ResponseStore:
         return [*msgspec.json.decode(entry.items), *msgspec.json.decode(entry.response)["output"]]
 
     def delete(self, owner: int | None, response_id: str) -> bool:
-        """Whether there was such a response."""
+        """Delete a response; return whether it existed."""
         entry = self._entries.pop((owner, response_id), None)
         self._num_bytes -= 0 if entry is None else entry.size
         return entry is not None

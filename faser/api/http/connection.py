@@ -291,7 +291,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _answer_has_begun(self) -> bool:
-        """Whether an error could no longer be sent, because it would land in an answer or after one."""
+        """Return whether it is too late to send an error: it would land in an answer or after one."""
         if self._phase is ConnectionPhase.ANSWERING or (self._in_body and not self._unanswered):
             return True
         return any(cycle.response_started for cycle in self._unanswered)

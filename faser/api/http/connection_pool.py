@@ -17,7 +17,7 @@ _WARN_EVERY_S = 60.0
 
 
 class ConnectionPhase(Enum):
-    """What a connection waits for."""
+    """Phases of a connection, by what it waits for."""
 
     REFUSED = auto()  # its client, to read why it is refused
     IDLE = auto()  # the next request
@@ -60,7 +60,7 @@ class ConnectionPool:
 
     @property
     def can_answer(self) -> bool:
-        """Whether one more request may be answered; probes always may."""
+        """Return whether one more request may be answered; probes always may."""
         return len(self._by_phase[ConnectionPhase.ANSWERING]) < self._max_answering
 
     def enter(self, connection: PooledConnection) -> bool:

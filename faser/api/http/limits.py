@@ -61,7 +61,7 @@ def raise_open_files_limit() -> None:
 
 
 def connection_room(wanted: int | None) -> int:
-    """How many connections may be open: wanted, or what the limit on open files leaves if that is less.
+    """Return the maximum number of open connections: wanted, or less if the limit on open files leaves less.
 
     Raises ConfigError if that is too little to serve.
     """

@@ -51,7 +51,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """What each API key may use; None: as much as there is."""
+    """Limits of each API key; None: unlimited."""
 
     parallel_requests: int | None = None
     requests_per_minute: int | None = None
@@ -65,7 +65,7 @@ class KeyLimits:
 
 
 class KeyUsage:
-    """What one key has used."""
+    """Usage of one API key so far."""
 
     def __init__(self, limits: KeyLimits, clock: Clock) -> None:
         self._limits = limits
@@ -76,7 +76,7 @@ class KeyUsage:
         self._tokens = _bucket(limits.tokens_per_minute, clock)
 
     def refusal(self) -> HttpError | None:
-        """Why the key cannot have another request now; None: it can."""
+        """Return the error for a key that cannot have another request now; None: it can."""
         limits, now_s = self._limits, self._clock()
         if limits.parallel_requests is not None and self._num_open >= limits.parallel_requests:
             return _refusal(

@@ -46,7 +46,7 @@ class ApiKeys:
         self._accepted = [(each, self._indices.setdefault(each, len(self._indices))) for each in digests]
 
     def accepts(self, index: int) -> bool:
-        """Whether the key with this index has not been removed."""
+        """Return whether the key with this index is still valid, that is, has not been removed."""
         return any(accepted == index for _, accepted in self._accepted)
 
     def identity(self, index: int) -> bytes:
@@ -99,7 +99,7 @@ class ApiKeyMiddleware:
         return scope["method"] == "OPTIONS" or path in self._open
 
     def _key_index(self, headers: Headers) -> int:
-        """Which key the request presents. Raises HttpError (401), which never repeats what was presented."""
+        """Return the index of the key in the request. Raises HttpError (401), which never repeats the key."""
         index = self._keys.index_of(_presented(headers).encode("latin-1"))  # the bytes as received
         if index is None:
             raise _refusal("the API key is not one of this server's")
@@ -137,7 +137,7 @@ def get_key_identity(scope: Scope) -> bytes | None:
 
 
 def tenant_of(scope: Scope, request_id: str) -> str:
-    """Who the request counts as where the engine is shared: its API key, else its connection, else itself."""
+    """Return the tenant that a request counts for: its API key, else its connection, else the request itself."""
     index = get_key_index(scope)
     if index is not None:
         return f"key {index}"

@@ -107,7 +107,7 @@ class Viewer:
 
 
 class LiveFeed:
-    """Of one server. facts: what it says of itself before its model is loaded.
+    """Live view of one server. facts: what the server says of itself before its model is loaded.
 
     num_requests: how many HTTP requests generate now. accepts_key: whether the API key with this index is one of
     the server's still. most_viewers: at once. interval_s: of samples.
@@ -187,7 +187,7 @@ class LiveFeed:
             )
 
     def _is_closing(self) -> bool:
-        """Whether the server ends as soon as its connections are closed."""
+        """Return whether the server ends as soon as its connections are closed."""
         state = self._engine.state
         drained = state is EngineState.DRAINING and not self._num_requests()
         return drained or state is EngineState.DEAD
@@ -282,7 +282,7 @@ class LiveFeed:
 
 
 def server_facts(model: str, version: str) -> dict[str, Any]:
-    """What viewers need to read samples."""
+    """Return the constants that viewers need to read samples."""
     return {
         "model": model,
         "version": version,

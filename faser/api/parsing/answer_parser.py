@@ -26,7 +26,7 @@ class ThinkMarks:
     drops_stray_ends: bool = False
 
     def begins_within(self, prompt: str) -> bool | None:
-        """Whether an answer to a prompt begins within its reasoning; None: the answer itself says it."""
+        """Return whether an answer to the prompt begins within its reasoning; None: the answer itself says it."""
         end = prompt.rstrip()
         if end.endswith(self.end):
             return False
@@ -111,7 +111,7 @@ class ThinkParser:
             cursor.mark()
 
     def _calls_follow(self, mark: str) -> Reading[bool]:
-        """Whether nothing but complete calls follows a mark in the answer. Leaves the cursor behind the mark."""
+        """Return whether nothing but complete calls follows a mark. Leaves the cursor behind the mark."""
         assert self._new_reader is not None
         reader, cursor, offset = self._new_reader(), self._cursor, self._cursor.offset
         text, tail, num_complete, is_draft = mark, "", 0, False
@@ -280,7 +280,7 @@ class AnswerParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerParsing:
-    """How the answers to one request are parsed.
+    """Rules for parsing the answers to one request.
 
     reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
     neither they nor the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client

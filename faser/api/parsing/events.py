@@ -1,7 +1,7 @@
-"""What an answer consists of, as events in the order in which the model writes it.
+"""Parts of an answer, as events in the order in which the model writes them.
 
 Each dialect of the API turns these into its own fields and events. However the text is divided into pieces, the
-events are the same, but for how texts are divided.
+events are the same, except for how texts are divided.
 """
 
 from collections.abc import Iterable

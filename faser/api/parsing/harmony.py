@@ -32,7 +32,7 @@ _LONGEST_MARK = max(map(len, MARKS))
 
 
 def opening_of(prompt: str) -> str:
-    """What a prompt has of the message that the answer continues; empty: no message is open."""
+    """Return the part of the prompt that begins the message the answer continues; empty: no message is open."""
     _, started, message = prompt.rpartition(START)
     return message if started and not any(end in message for end in ENDS) else ""
 

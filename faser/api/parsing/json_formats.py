@@ -126,7 +126,7 @@ _MARK, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser:
-    """[TOOL_CALLS] and a list of JSON objects, or a name and its arguments.
+    """Parser of Mistral's calls: [TOOL_CALLS] and a list of JSON objects, or a name and its arguments.
 
     The second form, of tokenizers from version 11 on: [TOOL_CALLS]name{…} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{…},
     the mark repeated for each call. The model's own call ids are not used: clients get ids of ours, in the form
@@ -210,7 +210,7 @@ def read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
 
 
 def read_call_list(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
-    """[{…}, {…}]: at least one call."""
+    """Read a list of at least one call: [{…}, {…}]."""
     yield from expect(cursor, "[")
     while True:
         yield from skip_space(cursor)
@@ -254,7 +254,7 @@ def _copy_arguments(cursor: TextCursor, sink: Sink) -> Reading[None]:
 
 
 def _is_object(text: str) -> bool:
-    """Whether a text is a JSON object; False if it is empty. Raises NotACall for anything else."""
+    """Return whether a text is a JSON object; False if it is empty. Raises NotACall for anything else."""
     if not text.strip():
         return False
     try:

@@ -1,4 +1,4 @@
-"""[name(key=value, …), …]: calls written as a list of Python calls, the whole answer: Llama 3.2 and 4, ToolACE.
+"""Parser of calls written as a Python list, [name(key=value, …), …], the whole answer: Llama 3.2 and 4, ToolACE.
 
 Values are literals that JSON has too. Nothing is computed, and no name is looked up.
 """

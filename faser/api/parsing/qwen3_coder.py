@@ -98,9 +98,9 @@ def _copy_text(cursor: TextCursor, sink: Callable[[str], None]) -> Reading[None]
 
 
 def _accept_end(cursor: TextCursor) -> Reading[bool]:
-    """Whether the end of a value comes next, and go past it. The tag that ends it may be text of the value.
+    """Go past the end of a value if it comes next, and return whether it does.
 
-    It ends the value if another value or the end of the call follows.
+    The tag may also be text of the value: it ends the value if another value or the end of the call follows.
     """
     yield from cursor.accept("\n")
     if not (yield from cursor.accept("</parameter>")):

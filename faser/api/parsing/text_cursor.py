@@ -73,7 +73,7 @@ class TextCursor:
         return char
 
     def starts_with(self, literal: str) -> Reading[bool]:
-        """Whether the literal comes next. Waits for more text only while that is open."""
+        """Return whether the literal comes next. Waits for more text only while that is open."""
         while True:
             there = self._text[self._at : self._at + len(literal)]
             if there == literal:

@@ -25,11 +25,11 @@ Schema = Mapping[str, Any]
 
 
 class NotACall(Exception):
-    """What was read since the cursor's mark is not a call."""
+    """Raised where the text read since the cursor's mark is not a call."""
 
 
 class CallTag:
-    """How a call is written where its arguments are a JSON object: begin, the object, end."""
+    """Notation of a call whose arguments are a JSON object: begin, the object, end."""
 
     def __init__(self, *, trigger: str | None, begin: str, end: str) -> None:
         """trigger: text with which every call begins; None: no grammar finds calls among other text.
@@ -108,7 +108,7 @@ class CallWriter:
         self._name, self._begun = None, False
 
     def keep_unfinished(self, *, cut: bool) -> bool:
-        """Whether the call in progress stays one although its text does not go on as a call.
+        """Return whether the call in progress stays one although its text does not go on as a call.
 
         cut: the answer's length cut it off.
         """

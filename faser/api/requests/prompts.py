@@ -27,7 +27,7 @@ LARGE_CHARS = 1 << 15  # more of them are a large text
 
 
 class TextWorker:
-    """Of one server. Call it from an event loop."""
+    """Worker for tokenizing and templates, one for each server. Call it from an event loop."""
 
     def __init__(self) -> None:
         self._works_inline = True  # until a chat template has been slow
@@ -80,7 +80,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizationRules:
-    """How a request's prompts become token ids.
+    """Rules for turning a request's prompts into token ids.
 
     limit: the context length, in tokens. truncate: how many of the last tokens to keep; None keeps all.
     keeps_start: of the first tokens instead.

@@ -1,4 +1,4 @@
-"""What all routes share: the engine as they see it, the operator's settings, and the Service that holds both.
+"""Objects shared by all routes: the engine, the operator's settings, and the Service that holds both.
 
 AsyncEngine is the EngineClient; tests use a fake.
 """
@@ -106,7 +106,7 @@ class OutputReader(Protocol):
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> RequestOutput:
-        """What the next engine step added to the request. Raises the FaserError with which the request fails."""
+        """Return what the next engine step added to the request. Raises the FaserError that ends the request."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -135,7 +135,7 @@ class EngineClient(Protocol):
 
     @property
     def max_samples(self) -> int:
-        """How many samples the engine holds at most, running and waiting."""
+        """Return the maximum number of samples that the engine holds, running and waiting."""
         ...
 
     @property

@@ -84,7 +84,7 @@ def _letters(text: str) -> str:
 
 
 def _mostly(content: str, prompt: str) -> bool:
-    """Whether more than half of the words are there, but for switches such as /no_think."""
+    """Return whether the prompt has over half of the content's words, switches such as /no_think aside."""
     words = [word for word in content.split() if not word.startswith("/")]
     return not words or 2 * sum(word in prompt for word in words) > len(words)
 

@@ -1,4 +1,4 @@
-"""What the answer must match: from the fields of a body to a StructuredOutput.
+"""Structure that an answer must match: from the fields of a body to a StructuredOutput.
 
 One request may ask in one way only, of these:
 

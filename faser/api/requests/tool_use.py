@@ -88,7 +88,7 @@ class ToolUse:
         return marks if self.parsers.reasoning is None else marks + self.parsers.reasoning.marks
 
     def _structure(self, asked: StructuredOutput | None) -> StructuredOutput | None:
-        """What the answer must match once its reasoning is over. asked: by other fields of the request."""
+        """Return the structure of the answer after its reasoning. asked: by other fields of the request."""
         if self.parser is None or self.choice.mode is ToolMode.NONE:
             return asked
         if self.choice.mode is ToolMode.REQUIRED:

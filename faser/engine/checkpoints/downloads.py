@@ -112,7 +112,7 @@ def cached_snapshot(model_id: str, revision: str | None, patterns: tuple[str, ..
 
 
 def pip_reason(stderr: str) -> str | None:
-    """Why pip failed: what broke the connection, if it says so, else its last line."""
+    """Return why pip failed: what broke the connection, if it says so, else its last line."""
     broken = re.findall(r"connection broken by '(.+)': ", stderr)
     if broken:
         return _PYTHON_SYNTAX.sub("", broken[-1]).rstrip(")").replace(".,", ":")
@@ -121,7 +121,7 @@ def pip_reason(stderr: str) -> str | None:
 
 
 def _through_proxy() -> str:
-    """Which proxy was to be used, where one is set."""
+    """Return a note that names the proxy that was to be used, where one is set."""
     found = proxy()
     return "" if found is None else f"; {found[0]} is {found[1]}"
 

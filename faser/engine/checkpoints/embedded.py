@@ -181,7 +181,7 @@ def _report(progress: ProgressCallback, stage: str, before: int, total: int, don
 
 
 def write_settings(file: GgufFile, directory: Path) -> None:
-    """What a GGUF file says of its model, in the files of a checkpoint directory: all but the weights."""
+    """Write a GGUF file's settings as the files of a checkpoint directory: all but the weights."""
     config = config_of(file)
     core, settings = tokenizer_of(file)
     _write_json(directory / "config.json", config)

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say: sizes, dtype, end tokens, and where the weights lie.
+"""Facts from the files of a checkpoint: sizes, dtype, end tokens, and where the weights lie.
 
 Needs no torch, so the front-end reads them as well. gguf/config.py makes a config.json of a GGUF file.
 """
@@ -144,7 +144,7 @@ def tensor_names(directory: Path) -> set[str]:
 
 
 def tensor_headers(directory: Path) -> dict[str, dict[str, Any]]:
-    """What the headers of safetensors files say of each tensor: dtype, shape, data_offsets.
+    """Read the headers of safetensors files: dtype, shape, data_offsets of each tensor.
 
     A damaged file is left out: it is found when it is loaded.
     """

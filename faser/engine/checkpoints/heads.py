@@ -45,6 +45,13 @@ _ARCHITECTURES = {
 }
 # Parts of other architectures, and the kind of head that they stand for. The first one that fits counts.
 _REFUSED_ARCHITECTURES = {
+    "KVNative": "kv_native_dflash",
+    "MuseGlimmerAssistant": "muse",
+    "DSparkDeepseekV4": "deepseek_v4",
+    "DeepSeekV4DSpark": "deepseek_v4",
+    "DSparkDraft": "dspark_draft",
+    "LiLiCorr": "lilicorr",
+    "Domino": "domino",
     "DFlash": "block",
     "DSpark": "block",
     "XPress": "block",
@@ -60,7 +67,7 @@ _REFUSED_ARCHITECTURES = {
 
 
 class FeatureNorm(StrEnum):
-    """How the target's states are normalised before they are projected to features.
+    """Norms of the target's states before they are projected to features.
 
     EACH: every layer's states by a norm of their own (`fc_norm`). TOGETHER: the states of all layers by one norm
     (`norm_before_fc`).
@@ -173,18 +180,18 @@ def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
 
 
 def is_head(directory: Path) -> bool:
-    """Whether a head lies in a directory, not a model. Raises ModelError for a refused kind, with the reason."""
+    """Return whether a directory holds a head, not a model. Raises ModelError, with the reason, if refused."""
     path = directory / "config.json"
     return path.is_file() and (describes_head(read_config(path)) or _has_head_tensors(directory))
 
 
 def describes_assistant(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of one of Gemma 4's assistants."""
+    """Return whether a config.json is that of one of Gemma 4's assistants."""
     return config.get("model_type") in ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 def describes_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head; False: it may be a target's.
+    """Return whether a config.json is that of a head; False: it may be a target's.
 
     Raises ModelError for a kind that is refused, with the reason, or unknown.
     """
@@ -265,16 +272,17 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     )
 
 
-def head_layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str) -> DecoderSpec:
+def head_layers_spec(
+    config: Mapping[str, Any], target: DecoderSpec, *, family: str, families: tuple[str, ...] = _FAMILIES
+) -> DecoderSpec:
     """The head's layers. config: that of the layers; where it lacks a vocabulary size, the target's is meant.
 
+    families: those that heads of this kind may have.
     max_position_embeddings of a head is not a limit: its rotary embedding is relative.
     Raises ModelError for an unknown family, or for a vocabulary other than the target's.
     """
-    if family not in _FAMILIES:
-        raise ModelError(
-            f"config.json: model_type of the head is {family!r}; only {', '.join(_FAMILIES)} are read"
-        )
+    if family not in families:
+        raise ModelError(f"config.json: model_type of the head is {family!r}; only {', '.join(families)} are read")
     given = {name: value for name, value in config.items() if value is not None}
     fields = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size} | given
     spec = decoder_spec(fields | {"architectures": [], "model_type": family, "tie_word_embeddings": False})
@@ -300,7 +308,7 @@ def target_width(fields: Fields, layers: DecoderSpec, target: DecoderSpec) -> in
 
 
 def _state_layers(listed: object, target: DecoderSpec) -> tuple[int, ...]:
-    """Which layers' inputs the head reads, ascending. listed: the field of the config; None: it has none.
+    """Return the layers whose inputs the head reads, ascending. listed: the config's field; None: it has none.
 
     The default, (2, half, three before the end), is EAGLE-3's (arXiv 2503.01840) and vLLM's.
     Raises ModelError for a layer that the target does not have, or that is named twice.

@@ -130,7 +130,7 @@ def load(path: Path, *, vocab_size: int) -> NgramModel:
 
 
 def _fit(contexts: NDArray[Any], following: NDArray[Any], shares: NDArray[Any]) -> bool:
-    """Whether these are the arrays of a model, by their types and sizes."""
+    """Return whether these are the arrays of a model, by their types and sizes."""
     ids = contexts.dtype.kind == following.dtype.kind == "i" and shares.dtype == np.uint8
     sizes = contexts.ndim == 2 and contexts.size > 0 and following.shape == shares.shape == (len(contexts),)
     return ids and sizes

@@ -1,4 +1,4 @@
-"""What a config.json says about stored weights that are quantised: which kind, and what is refused by name.
+"""Quantised weights as a config.json describes them: which kind, and what is refused by name.
 
 Opens no tensor. Which tensors are quantised follows from the tensors themselves (execution/models/sources.py,
 stored_codes.py). Defaults of fields are those of the libraries that write them.
@@ -26,7 +26,7 @@ class StoredFp8:
 
 
 class Layout(StrEnum):
-    """How integers and scales lie in the tensors of a checkpoint."""
+    """Layouts of integers and scales in the tensors of a checkpoint."""
 
     AWQ = "awq"
     GPTQ = "gptq"
@@ -150,7 +150,7 @@ def compressed_tensors(config_object: ConfigObject) -> StoredFp8 | StoredLowBit:
 
 
 def _floats(group: ConfigObject) -> bool:
-    """Whether the inputs of this group have a fixed scale."""
+    """Return whether the inputs of this group have a fixed scale."""
     group.one_of("output_activations", (None,))
     weights, inputs = group.within("weights"), group.within("input_activations")
     for config_object in (weights, inputs):
@@ -192,7 +192,7 @@ def _strategy(config_object: ConfigObject) -> str:
 
 
 def awq(config_object: ConfigObject) -> StoredLowBit:
-    """As AutoAWQ writes it; w_bit and q_group_size are older names. Raises ModelError that names a field."""
+    """Read AutoAWQ's config; w_bit and q_group_size are older names. Raises ModelError that names a field."""
     fields = config_object.fields
     config_object.one_of("w_bit" if "w_bit" in fields else "bits", (4,))
     config_object.group_size("q_group_size" if "q_group_size" in fields else "group_size")
@@ -202,7 +202,7 @@ def awq(config_object: ConfigObject) -> StoredLowBit:
 
 
 def gptq(config_object: ConfigObject) -> StoredLowBit:
-    """As AutoGPTQ and GPTQModel write it. Raises ModelError that names a field.
+    """Read the config of AutoGPTQ or GPTQModel. Raises ModelError that names a field.
 
     checkpoint_format gptq stores a zero point less one, gptq_v2 as it is.
     """

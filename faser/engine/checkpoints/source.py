@@ -86,7 +86,7 @@ def resolve(
 
 
 def cached(model: str | None, cache_dir: Path, *, revision: str | None = None) -> Path:
-    """As resolve, but without network: what is on this machine.
+    """Resolve a model without network, as `resolve` does with it: from what is on this machine.
 
     Raises ModelError that names the model: no such path or id, or one that has not been fetched.
     """
@@ -143,7 +143,7 @@ def _hub_name(model: str | None) -> _HubName:
 
 
 def _has_weights(directory: Path) -> bool:
-    """Whether a directory has a checkpoint's own weights; GGUF files of any name do not count."""
+    """Return whether a directory has a checkpoint's own weights; GGUF files of any name do not count."""
     return (
         any(directory.glob("*.safetensors"))
         or (directory / TORCH_WEIGHTS).is_file()

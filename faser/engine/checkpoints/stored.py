@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are stored, from the headers of its files: their form and their bytes.
+"""Stored form and bytes of a checkpoint's weights, from the headers of its files.
 
 Reads no weights, and checks none. Needs no torch, and so `faser models` and the front-end can tell it.
 """
@@ -29,7 +29,7 @@ class StoredWeights:
 
 
 def stored_weights(path: Path, config: ModelConfig) -> StoredWeights:
-    """Of a checkpoint directory or a GGUF file. config: what its config.json says.
+    """Describe the weights of a checkpoint directory or a GGUF file. config: its config.json.
 
     Raises ModelError for a GGUF file that cannot be read.
     """

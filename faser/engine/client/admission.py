@@ -111,7 +111,7 @@ class Admission:
             request = _as_class(request, self._classes(asked.admission))
 
     def shortfall(self, request: Request, now_s: float) -> int:
-        """How far from its targets a newcomer would be served here; 0: they can be met. Smaller is better."""
+        """Return how far from its targets a newcomer would be served here; 0: they can be met. Less is better."""
         num_classes = 0
         while True:
             _, missed = self._judge(request, now_s)
@@ -320,7 +320,7 @@ class Admission:
 
 
 class Margin:
-    """What _SHARE of measured times need, in times of their prediction: a quantile, followed online.
+    """Factor on predicted times that _SHARE of measured times need: a quantile, followed online.
 
     A time above it moves it up nine times as far as one below moves it down (Robbins and Monro, 1951). A time that
     is within its target needed nothing, however much longer than predicted it was: the engine computes prompts as

@@ -38,7 +38,7 @@ class Seen:
         self._digests: OrderedDict[bytes, None] = OrderedDict()
 
     def known(self, digests: Sequence[bytes]) -> int:
-        """How many pieces at the beginning of a prompt the engine has seen."""
+        """Return how many pieces at the beginning of a prompt the engine has seen."""
         return next((at for at, digest in enumerate(digests) if digest not in self._digests), len(digests))
 
     def note(self, digests: Iterable[bytes]) -> None:
@@ -72,7 +72,7 @@ class PrefixReach:
         self._cached: OrderedDict[int, float] = OrderedDict()
 
     def uncached(self, request: Request) -> int:
-        """How many tokens of the prompt will have to be computed: one at least."""
+        """Return how many tokens of the prompt will have to be computed: at least one."""
         return max(len(request.prompt_token_ids) - round(self._cached.get(_key(request), 0.0)), 1)
 
     def note(self, request: Request, num_cached: int) -> None:

@@ -144,7 +144,7 @@ class AsyncEngine:
 
     @property
     def max_samples(self) -> int:
-        """How many samples one of several tenants may have in flight, running and waiting."""
+        """Return how many samples one of several tenants may have in flight, running and waiting."""
         return self._room.most_of_one
 
     @property
@@ -213,7 +213,7 @@ class AsyncEngine:
         return stream
 
     def shortfall(self, request: Request) -> int:
-        """How far from its latency targets a request would be served here, as of Admission; 0: they can be met."""
+        """Return how far from its targets a request would be served here, as in Admission; 0: they can be met."""
         return self._admission.shortfall(request, time.monotonic())
 
     async def drain(self, timeout_s: float) -> None:
@@ -522,7 +522,7 @@ def _check_min_tokens(sampling: SamplingParams, info: ModelInfo) -> None:
 
 
 def _failure(request: Request, why: SequenceError | None) -> FaserError:
-    """Of a request one of whose sequences cannot go on: the client's fault where its own fields leave no token."""
+    """Return the error of a request that cannot go on: the client's fault where its fields leave no token."""
     sampling = request.sampling
     fields = [] if sampling.structured_output is None else [sampling.structured_output.param]
     fields += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(sampling, name)]

@@ -32,7 +32,7 @@ class EngineHost(Protocol):
         ...
 
     def exit_status(self) -> str:
-        """How an engine ended that closed its connection, as a suffix for an error message."""
+        """Describe how an engine ended that closed its connection, as a suffix for an error message."""
         ...
 
     def kill(self) -> None:
@@ -46,7 +46,7 @@ StartHost = Callable[[Transport, socket.socket], EngineHost]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a process has of the machine. cores: None: all that this one may use. gpu: the only one; None: any."""
+    """Cores and GPU of a process. cores: None: all that this one may use. gpu: the only one; None: any."""
 
     cores: tuple[int, ...] | None = None
     gpu: int | None = None

@@ -1,4 +1,4 @@
-"""What arrives, and what the latency model expects of it: LoadMonitor takes notes, outlook_of computes.
+"""Arrivals, and the latency model's expectations of them: LoadMonitor takes notes, outlook_of computes.
 
 Owns the arrivals of the last minute and the lengths of the latest answers. Times are seconds of one clock, which
 the caller reads. There are two rates: headroom and utilisation are of what is offered, refused requests included;

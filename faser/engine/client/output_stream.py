@@ -124,7 +124,7 @@ class OutputStream:
         return output
 
     def awaits(self, index: int) -> bool:
-        """Whether this sample has not ended."""
+        """Return whether this sample has not ended."""
         return index in self._detokenizers
 
     def fail(self, error: FaserError) -> None:
@@ -194,7 +194,7 @@ def _push_one_by_one(
 
 
 def _by_token(delta: SequenceDelta) -> Iterator[SequenceDelta]:
-    """What the delta says, as if each of its tokens had come in a step of its own."""
+    """Yield a delta for each token, as if each had come in a step of its own."""
     last = len(delta.token_ids) - 1
     if last < 1:
         yield delta if delta.trace is None else replace(delta, trace=None)

@@ -18,7 +18,7 @@ _QUIET_S = 600.0
 
 
 class QueueRoom:
-    """How many samples may be in flight, and that no tenant takes all the room there is.
+    """Limit on samples in flight that keeps any tenant from taking all the room.
 
     num_slots: how many of them run; num_waiting: how many may wait. Next to its own samples a tenant leaves an
     eighth as much free, so that another one finds room at any time: alone it holds eight ninths at most, and of
@@ -48,7 +48,7 @@ class QueueRoom:
         return self._limit if tenant == NO_TENANT else self.most_of_one
 
     def missing(self, tenant: str, num_samples: int) -> int:
-        """How many samples, of whichever tenant, must end before it may have num_samples more. 0: it may now."""
+        """Return how many samples must end before the tenant may have num_samples more. 0: it may now."""
         together = self._num_samples + num_samples
         left_free = 0
         if tenant != NO_TENANT:
@@ -66,7 +66,7 @@ class QueueRoom:
             del self._held[tenant]
 
     def refusal(self, tenant: str, num_samples: int) -> str:
-        """Why a tenant may not have num_samples more now, with the numbers."""
+        """Return why a tenant may not have num_samples more now, with the numbers."""
         text = (
             f"{self._num_samples} samples are in flight and {num_samples} more were asked for; "
             f"the limit is {self._limit}"
@@ -77,7 +77,7 @@ class QueueRoom:
 
 
 class QueueSpeed:
-    """How fast samples end, and from this how long a refused client should wait.
+    """Rate at which samples end, and from this how long a refused client should wait.
 
     Samples that ended within the last half minute of work, or longer where few end. Idle time does not count.
 
@@ -107,7 +107,7 @@ class QueueSpeed:
 
 
 class _Mark(NamedTuple):
-    """How long there had been work at some moment, and how many samples had ended."""
+    """Totals at some moment: seconds with work, and samples that had ended."""
 
     busy_s: float
     num_ended: int

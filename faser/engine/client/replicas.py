@@ -70,7 +70,7 @@ class Replicas:
 
     @property
     def info(self) -> ModelInfo:
-        """Of one replica; all have the same. Raises NotReadyError before the first has loaded the model."""
+        """Return the info of one replica; all have the same. Raises NotReadyError before the first is loaded."""
         for each in self.engines:
             try:
                 return each.info
@@ -80,12 +80,12 @@ class Replicas:
 
     @property
     def max_samples(self) -> int:
-        """Of one replica: the samples of one client's request are not divided among them."""
+        """Return the limit of one replica: the samples of a request are not divided among replicas."""
         return self.engines[0].max_samples
 
     @property
     def stats(self) -> EngineStats:
-        """What all replicas do together: how much runs, waits, and has been done."""
+        """Return the sum of all replicas' stats: running, waiting, and done so far."""
         found = [each.stats for each in self.engines]
         return EngineStats(
             num_running=sum(each.num_running for each in found),
@@ -224,7 +224,7 @@ async def _log_end(replica: _Replica) -> None:
 
 
 def _digests(request: Request) -> Iterator[bytes]:
-    """Of the whole pieces of the prompt, in the cache's namespace."""
+    """Yield the digests of the prompt's whole pieces, in the cache's namespace."""
     namespace = (request.cache_salt or "").encode("utf-8", "surrogatepass")
     tokens = request.prompt_token_ids
     firsts = range(0, len(tokens) - _PIECE + 1, _PIECE)

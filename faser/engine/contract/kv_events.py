@@ -1,4 +1,4 @@
-"""What changes in the prefix index: which content blocks of KV hold from now on, and which no longer.
+"""Events of the prefix index: which content blocks of KV hold from now on, and which no longer.
 
 In vLLM's wire format (vllm/distributed/kv_events.py): each event is an array that begins with its name. A block's
 hash covers all tokens up to its end, and the namespace of its sequence; it has no meaning but being equal.

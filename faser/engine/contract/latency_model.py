@@ -43,7 +43,7 @@ _LEAST_RATE = 1e-6  # requests a second: an idle engine is forecast as an almost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast an engine computes. Tuples belong together by place, sequences and rows ascend from 1.
+    """Speed of an engine. Tuples belong together by place, sequences and rows ascend from 1.
 
     step_s: seconds from one step to the next, drafts and host gaps included, by how many `sequences` decode in it.
     tokens: that such a step brings each of them. rows_s: seconds of a step by its number of `rows`, of any kind.
@@ -72,7 +72,7 @@ class Pace:
         return self.decoding_s(num_sequences) / np.interp(num_sequences, self.sequences, self.tokens)
 
     def prompt_steps(self, num_sequences: float | Floats, prompt: float | Floats) -> Floats:
-        """How many steps compute a prompt of this number of tokens next to these sequences."""
+        """Return how many steps compute a prompt of this number of tokens next to these sequences."""
         return np.ceil(prompt / self._room(num_sequences))
 
     def prompt_s(self, num_sequences: float | Floats, prompt: float | Floats) -> Floats:
@@ -150,19 +150,19 @@ def capacity(pace: Pace, lengths: Lengths) -> float:
 
 
 def _request_s(pace: Pace, lengths: Lengths, states: Floats) -> Floats:
-    """[states] seconds of the engine that a request takes, by how many sequences are always in it."""
+    """Return the engine's seconds [states] that a request takes, by how many sequences are always in it."""
     own_s, prompt_s = _lone_s(pace, lengths, states), pace.prompt_s(states[:, None], lengths.prompts)
     return lengths.mean(own_s / states[:, None] + prompt_s)
 
 
 def _lone_s(pace: Pace, lengths: Lengths, states: Floats) -> Floats:
-    """[states, N] seconds of steps that each request takes part in, by how many sequences are in all of them."""
+    """Return the seconds [states, N] of the steps that each request is in, by how many sequences share them."""
     prompt_steps = pace.prompt_steps(states[:, None], lengths.prompts)
     return prompt_steps * pace.decoding_s(states)[:, None] + (lengths.answers - 1) * pace.token_s(states)[:, None]
 
 
 class Forecast:
-    """What requests of these lengths see at a rate, in requests a second. Times are in seconds.
+    """Forecast for requests of these lengths at a rate, in requests a second. Times are in seconds.
 
     utilisation: rate over capacity. chances: of 0, 1, … requests in the engine. is_known: below KNOWN_UTILISATION;
     beyond, the numbers are a lower bound at best, and from 1 on they are infinite.
@@ -223,12 +223,12 @@ class Forecast:
         self._own_prompt_s = self._own_prompt_s + left_s * -np.expm1(-behind_s / np.maximum(left_s, 1e-9))
 
     def _mean_first_s(self) -> Floats:
-        """[N] seconds to the first token of each request."""
+        """Return the mean seconds [N] to the first token of each request."""
         wait_s = float(self.chances @ (self._slot_wait_s + self._step_s / 2)) + self._ahead_busy * self._ahead_s
         return np.asarray(wait_s + self.chances @ self._own_prompt_s)
 
     def _vary(self, own_s: Floats, prompt_s: Floats, stretch: Floats) -> None:
-        """How far a request's time per token is from the mean of all: [states, N] means, [N] deviations."""
+        """Set how far a request's time per token is from the mean of all: [states, N] means, [N] deviations."""
         chances, tokens = self.chances, np.maximum(self._lengths.answers - 1, 1)
         mean_s = float(chances @ self._token_s)
         variance = float(chances @ (self._token_s - mean_s) ** 2)
@@ -279,7 +279,7 @@ class Forecast:
         return self._quantile_s(self._first_within, share)
 
     def latency_quantile_s(self, share: float) -> float:
-        """Of whole answers."""
+        """Return the quantile of end-to-end latency at this share."""
         rest = self._lengths.answers - 1
         if not self.is_stable:
             return math.inf
@@ -302,7 +302,7 @@ class Forecast:
         return float(self.chances @ self._lengths.mean(met))
 
     def _first_within(self, seconds: float) -> Floats:
-        """[states, N] probability that the first token takes at most so long."""
+        """Return the probability [states, N] that the first token takes at most so long."""
         left = seconds - self._slot_wait_s[:, None] - self._own_prompt_s
         step_s = np.maximum(self._step_s, 1e-9)[:, None]
         within = np.clip(left / step_s, 0.0, 1.0)

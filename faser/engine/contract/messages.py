@@ -43,7 +43,7 @@ class Reclassify(msgspec.Struct, frozen=True, tag=True):
 
 
 class WatchSteps(msgspec.Struct, frozen=True, tag=True):
-    """Whether statistics are wanted after every step from now on, or only a few times a second."""
+    """Request for statistics after every step from now on, or only a few times a second."""
 
     watched: bool
 
@@ -117,7 +117,7 @@ def to_text(configure: Configure) -> str:
 
 
 def from_text(configure: str) -> Configure:
-    """What to_text was given."""
+    """Return the Configure that to_text was given."""
     return msgspec.json.decode(configure, type=Configure)
 
 

@@ -1,4 +1,4 @@
-"""What native code offers to the control plane: estimates of acceptance, and the choice of what to verify.
+"""Interface of native code to the control plane: estimates of acceptance, and the choice of what to verify.
 
 The control plane owns the arrays and their meaning (control/speculation/acceptance.py), and computes the same in
 Python where it is given no NativeAcceptance. Tables are as wide as the arrays.
@@ -15,7 +15,7 @@ from faser.engine.contract.drafts import DraftTable, Floats, Ints
 
 
 class SampledStep(NamedTuple):
-    """What a step sampled. slots: [R], -1 for a sequence that teaches nothing. counts: [R] tokens of each."""
+    """Tokens sampled by a step. slots: [R], -1 for a sequence that teaches nothing. counts: [R] tokens of each."""
 
     slots: Many[int]
     counts: Many[int]
@@ -37,7 +37,7 @@ class Texts(Protocol):
     method_ids: Ints
 
     def are_all(self) -> bool:
-        """Whether a draft can come from nothing else now, and nothing but the model has a say about it."""
+        """Return whether all drafts come from text now, and nothing but the model has a say about them."""
         ...
 
 
@@ -45,7 +45,7 @@ class NativeAcceptance(Protocol):
     """Computes with the arrays that it was made for; see the functions of Acceptance by these names."""
 
     def survival(self, drafts: DraftTable) -> Floats:
-        """[D, K + 1]."""
+        """Return the survival [D, K + 1] of these drafts."""
         ...
 
     def choose(

@@ -186,7 +186,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """What to draft for step `step`.
+    """Plan of the drafts for step `step`.
 
     released: slots to release first; the StepPlan does not name them again. stop: for drafters that need a pass
     per token; None: draft max_tokens. share: the part of the processors that drafting gets while step `step`
@@ -256,7 +256,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled, for the S sequences of plan.rows, in their order.
+    """Tokens that a step sampled for the S sequences of plan.rows, in their order, and its timings.
 
     counts: [S] tokens of each; 0 where no row samples, and where the mask of an answer's structure is not ready:
         without an error, its last row is computed again. With drafts it has the accepted ones and one of the
@@ -313,7 +313,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceDelta:
-    """What one committed step added to one sample of a request.
+    """Addition of one committed step to one sample of a request.
 
     token_ids: in order; a token that ends the sample (end-of-sequence, stop id) is the last of them.
     logprobs: one per token, if the request asked. prompt_logprobs: of the whole prompt, None at position 0, if the
@@ -341,7 +341,7 @@ class SequenceDelta:
 
 
 class StepSpan(NamedTuple):
-    """How long a step was, from its beginning to that of the next one. gap_s: without work for the device."""
+    """Duration of a step, from its beginning to that of the next one. gap_s: without work for the device."""
 
     seconds: float
     gap_s: float
@@ -349,7 +349,7 @@ class StepSpan(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepDeltas:
-    """What one committed step added to S samples. They cross between processes by columns; iterating gives rows.
+    """Additions of one committed step to S samples. They cross between processes by columns; iterating gives rows.
 
     counts: [S] tokens of each sample. token_ids: sample after sample. The other lists have S entries, and each
     mapping is by position, of the samples that have such a thing; all as in SequenceDelta.

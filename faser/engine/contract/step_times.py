@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCosts:
-    """What a mixture's experts add to a step, each by itself in every layer.
+    """Costs that a mixture's experts add to a step, each by itself in every layer.
 
     total: experts of all layers. per_row: of these, that one row passes. expert_s: seconds to read one more.
     row_share: a further row reads as many new ones as this share of a row that chooses without regard to the
@@ -134,7 +134,7 @@ class CostTable:
         )
 
     def dense(self, num_rows: int) -> Floats:
-        """[num_rows + 1] seconds for 0 … num_rows rows; 0 rows take 0 seconds.
+        """Return the seconds [num_rows + 1] for 0 … num_rows rows; 0 rows take 0 seconds.
 
         The slope above the largest measured count is taken from half of that count on: the slope between the
         last two counts would be noise where these are neighbours.
@@ -152,11 +152,11 @@ class CostTable:
         return found
 
     def _tiles(self, rows: Ints) -> Ints:
-        """How many tiles are full before the last of these rows; any shape."""
+        """Return how many tiles are full before the last of these rows; any shape."""
         return np.searchsorted(self.edges, rows)
 
     def _tile_rows(self) -> float:
-        """What beginning a tile takes, in rows of a tile that has room; 0 where that was not measured.
+        """Return the cost of beginning a tile, in rows of a tile that has room; 0 where that was not measured.
 
         From the edges that were measured on both sides, and from the rows between edges, but for the first tile's:
         while memory is the limit rows cost next to nothing.

@@ -52,6 +52,6 @@ class TargetRoom:
         self._num_slots = pace.num_slots
 
     def unpaced(self, num_paced: int) -> int:
-        """How many sequences may be unpaced next to this number of paced ones."""
+        """Return how many sequences may be unpaced next to this number of paced ones."""
         share = max(self._most // _SHARE, 1)
         return max(min(self._most, self._num_slots - share) - num_paced, share)

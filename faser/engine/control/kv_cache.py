@@ -90,7 +90,7 @@ class KvManager:
         return 1.0 - self.num_available / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold num_tokens tokens: 0 for 0, 1 for 1."""
+        """Return the number of blocks that hold num_tokens tokens: 0 for 0, 1 for 1."""
         return -(-num_tokens // self.block_size)
 
     def next_full(self, num_computed: int) -> int:
@@ -131,7 +131,7 @@ class KvManager:
         return self._versions[block]
 
     def can_allocate(self, num_blocks: int, *, adopting: Collection[int] = (), spare: int = 0) -> bool:
-        """Whether num_blocks can be allocated after adopting the blocks `adopting`, with `spare` blocks left."""
+        """Return whether num_blocks fit after adopting the blocks `adopting`, with `spare` blocks left."""
         if num_blocks + spare + len(adopting) <= self.num_available:
             return True
         revived = sum(block in self._evictable for block in adopting)
@@ -182,11 +182,11 @@ class KvManager:
         table.num_published = num_full
 
     def is_published(self, digest: bytes) -> bool:
-        """Whether a block in the prefix index has this digest."""
+        """Return whether a block in the prefix index has this digest."""
         return digest in self._block_of
 
     def take_events(self) -> list[KvEvent]:
-        """What has changed in the prefix index since the last call, in order."""
+        """Return and forget the changes of the prefix index since the last call, in order."""
         taken, self._events = self._events or [], [] if self._events is not None else None
         return taken
 
@@ -290,7 +290,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _short(digest: bytes) -> int:
-    """As events name it: 64 bits."""
+    """Return the 64 bits by which events name the digest."""
     return int.from_bytes(digest[-8:])
 
 

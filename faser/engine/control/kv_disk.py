@@ -94,14 +94,14 @@ class KvDisk:
 
     @property
     def is_loading(self) -> bool:
-        """Whether it holds blocks that no sequence has yet."""
+        """Return whether blocks are being loaded that no sequence has yet."""
         return bool(self._loads)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return any(sequence in each.waiting for each in self._loads)
 
     def begin(self, sequence: Sequence, *, spare: int) -> bool:
-        """Whether the sequence, which is about to start, waits for more of its prompt from the disk instead.
+        """Begin to load more of the prompt of a sequence that is about to start; return whether it waits for that.
 
         spare: blocks that must stay available.
         """

@@ -48,7 +48,7 @@ class _Record:
 
 
 class KvFile:
-    """See the module. size: bytes that all models together may take. key: 32 bytes, of all that records depend on.
+    """File of KV blocks. size: bytes that all models together may take. key: 32 bytes, all that records depend on.
 
     Raises ConfigError where the directory cannot be used, and where another process uses it.
     """
@@ -87,7 +87,7 @@ class KvFile:
         return self._num_slots * self.record_bytes
 
     def has(self, digest: bytes) -> bool:
-        """Whether there is a record, which may still prove damaged. May be called in any thread."""
+        """Return whether there is a record, which may still prove damaged. May be called in any thread."""
         return digest in self._records
 
     def read(self, digest: bytes, into: memoryview) -> bool:

@@ -48,7 +48,7 @@ def planned_pace(
     drafts: PlannedDrafts = NO_DRAFTS,
     gap_s: float = 0.0,
 ) -> Pace:
-    """What step times promise. context: mean cached tokens of a sequence. gap_s: between steps, however many."""
+    """Predict the pace by step times. context: mean cached tokens of a sequence. gap_s: between any two steps."""
     sequences = anchors(num_slots)
     gamma = drafts.gamma
     no_lag = np.zeros(num_slots, dtype=np.int64)
@@ -111,7 +111,7 @@ class PaceFit:
         )
 
     def pace(self, *, num_slots: int | None = None) -> Pace:
-        """As of now. num_slots: as many sequences run at most; None: as many as there are slots."""
+        """Return the pace as of now. num_slots: maximum of running sequences; None: as many as there are slots."""
         sequences = anchors(num_slots or self._num_slots)
         known = [at for at, level in enumerate(self._levels) if level.num_steps >= _ENOUGH]
         step_s, tokens = zip(*(self._level_pace(count, known) for count in sequences), strict=True)
@@ -169,7 +169,7 @@ class _Step(NamedTuple):
 
 
 class _Level:
-    """Of steps without prompts: measured over promised seconds, and the tokens and drafts of each sequence."""
+    """Averages of steps without prompts: measured over promised seconds; tokens and drafts of each sequence."""
 
     __slots__ = ("drafts", "num_steps", "ratio", "tokens")
 

@@ -330,7 +330,7 @@ class Scheduler:
         return begun
 
     def can_schedule_async(self) -> bool:
-        """Whether the next step may be planned before this one ends: it has no drafts, and scores no prompt."""
+        """Return whether the next step can be planned now: this one has no drafts, and scores no prompt."""
         first = self._in_flight[0]
         overlapped = self._speculation is not None and self._speculation.drafts_overlapped
         return first.drafts is None and not overlapped and self._run_ahead(first.sequences)
@@ -391,7 +391,7 @@ class Scheduler:
     def _within_budget(
         self, prompts: list["_FollowingRows"], num_decoding: int, step: "StepBuilder"
     ) -> list["_FollowingRows"]:
-        """As many rows of the prompts, in their order, as the decoding sequences and targets leave."""
+        """Keep as many rows of the prompts, in their order, as decoding sequences and targets leave."""
         budget, found = self._max_num_batched_tokens - num_decoding, []
         for each in prompts:
             num_rows = self._prompt_rows(
@@ -403,13 +403,13 @@ class Scheduler:
         return found
 
     def _prompt_rows(self, sequence: Sequence, num_rows: int, step: "StepBuilder", *, in_flight: int = 0) -> int:
-        """How many of num_rows rows of a prompt the step gets; its limits count them. in_flight: rows before."""
+        """Return how many of num_rows prompt rows the step gets; its limits count them. in_flight: rows before."""
         if self._snapshots is not None:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
         return step.limits.take_rows(sequence, num_rows)
 
     def _run_ahead(self, sequences: Iterable[Sequence]) -> bool:
-        """Whether steps of these may be launched before the step in flight has ended.
+        """Return whether steps of these may be launched before the step in flight has ended.
 
         Scores of a prompt are read off the step's own forward. A grammar that was not ready leaves a row without
         input in the step that was launched ahead, which may not enter a recurrent state.
@@ -524,7 +524,7 @@ class Scheduler:
         )
 
     def pace(self) -> Pace | None:
-        """As fitted to the steps so far; None: it is not."""
+        """Return the pace as fitted to the steps so far; None: it is not fitted."""
         return None if self._pace is None else self._pace.pace()
 
     def uncomputed_prompts(self) -> dict[str, int]:
@@ -656,7 +656,7 @@ class Scheduler:
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
     def _loads(self, sequence: Sequence) -> bool:
-        """Whether it waits for its prefix to come from the disk."""
+        """Return whether the sequence waits for its prefix to come from the disk."""
         return self._disk is not None and sequence in self._disk
 
     def _take_loaded(self) -> None:
@@ -1012,7 +1012,7 @@ class _StepInFlight:
 
 @dataclass(slots=True)
 class _FollowingRows:
-    """What a sequence wants after the step in flight. num_in_flight: its rows there, unless they bring a token.
+    """Rows of a sequence after the step in flight. num_in_flight: its rows there, unless they bring a token.
 
     num_rows: of known tokens; 0: one row, for the token that the step in flight brings.
     """
@@ -1031,7 +1031,7 @@ class _FollowingRows:
 
 
 def _report(sequence: Sequence, token_ids: tuple[int, ...], deltas: StepDeltas) -> None:
-    """What every delta has."""
+    """Append the fields that every delta has."""
     deltas.request_ids.append(sequence.request.request_id)
     deltas.indices.append(sequence.index)
     deltas.counts.append(len(token_ids))

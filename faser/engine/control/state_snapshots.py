@@ -63,7 +63,7 @@ class StateSnapshots:
         kv.on_forgotten = self._forget
 
     def reach(self, sequence: Sequence, prefix: Numbers[int]) -> int:
-        """How many blocks of its cached prefix end with a snapshot at the latest."""
+        """Return how many blocks of its cached prefix end with a snapshot at the latest."""
         digests = sequence.table.digests
         return next((count for count in range(len(prefix), 0, -1) if digests[count - 1] in self._snapshot_of), 0)
 
@@ -83,12 +83,12 @@ class StateSnapshots:
         return self._snapshot_of[digest]
 
     def rows_to_end(self, sequence: Sequence, start: int, num_rows: int) -> int:
-        """How many of num_rows rows from position start on a step may have, to keep the state wanted next."""
+        """Return how many of num_rows rows from position start a step may have, to keep the state wanted next."""
         wanted = next((end for end in self._wanted.get(sequence, ()) if end > start), None)
         return num_rows if wanted is None or start + num_rows < wanted + self._chunk else wanted - start
 
     def launch(self, rows: StepRows) -> tuple[StateSave, ...]:
-        """What a plan of these rows has to save first. The plan is in the making no longer."""
+        """Return the saves that a plan of these rows makes first. The plan is in the making no longer."""
         saves = self.take_saves()
         known = self._known
         columns = zip(rows.slots, rows.starts, rows.counts, rows.num_drafts, strict=True)
@@ -98,7 +98,7 @@ class StateSnapshots:
         return saves
 
     def take_saves(self) -> tuple[StateSave, ...]:
-        """What the next plan has to save, whatever it is."""
+        """Return the saves of the next plan, whatever it is, and forget them."""
         saves, self._saves = tuple(self._saves.values()), {}
         self._sent += [each.snapshot for each in saves]
         return saves
@@ -114,7 +114,7 @@ class StateSnapshots:
                 self.on_saved(digest_of[snapshot], snapshot)
 
     def has(self, digest: bytes) -> bool:
-        """Whether there is a snapshot behind the block with this digest."""
+        """Return whether there is a snapshot behind the block with this digest."""
         return digest in self._snapshot_of
 
     def version(self, snapshot: int) -> int:
@@ -167,7 +167,7 @@ class StateSnapshots:
             self._wanted.pop(sequence, None)
 
     def _ends(self, sequence: Sequence, num_cached: int) -> list[int]:
-        """Where the rows that a sequence starts with are to leave snapshots."""
+        """Return the positions at which the rows that a sequence starts with are to leave snapshots."""
         size = self._kv.block_size
         tail = sequence.request.prompt_tail
         last = (sequence.prompt_len - (_TAIL if tail is None else tail)) // size * size

@@ -1,4 +1,4 @@
-"""What a step costs, in seconds: CostModel. Policies weigh drafts with it.
+"""Cost of a step, in seconds: CostModel. Policies weigh drafts with it.
 
 The data plane measures tables of step times before the first request (StepTimes). Three things follow the machine
 from then on: a factor on the times of each role, how many experts of a mixture a step's rows read (ExpertPrice),
@@ -70,7 +70,7 @@ class CostModel:
         return self._step.table.kv_row_token_s * self._step.factor
 
     def factor(self, role: Role) -> float:
-        """How many times slower than its table the role is now."""
+        """Return how many times slower than its table the role is now."""
         return self._roles[role].factor
 
     @overload
@@ -97,7 +97,7 @@ class CostModel:
     def steps_s(
         self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0, *, sequences: int | None = None
     ) -> Floats:
-        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
+        """Return the seconds [most - fewest + 1] of steps of fewest … most rows; kv_tokens as in step_s.
 
         The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
         sequences: that decode; None: one for each of the fewest rows, so there are no prompts.
@@ -119,7 +119,7 @@ class CostModel:
         return found
 
     def verification(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> "VerificationCost":
-        """What the table says of a step without prompts, draft_rows of whose rows are draft tokens; as step_s."""
+        """Look up the cost of a step without prompts, draft_rows of whose rows are draft tokens; as step_s."""
         step = self._step
         without_s = step.by_table(rows - draft_rows)
         rows_s = 0.0
@@ -132,7 +132,7 @@ class CostModel:
         return VerificationCost(rows, draft_rows, without_s + step.table.kv_token_s * kv_tokens, rows_s)
 
     def seconds(self, verification: "VerificationCost") -> float:
-        """How long such a step takes now."""
+        """Return how long such a step takes now."""
         row_factor = self.posterior.row_factor(verification.rows - verification.draft_rows)
         return (verification.without_s + verification.rows_s * row_factor) * self._step.factor
 
@@ -149,14 +149,14 @@ class CostModel:
         self.posterior.observe_rows(sequences, verification.without_s, verification.rows_s, measured_s)
 
     def passes_s(self, going: Ints) -> Floats:
-        """[S, K] seconds of forwards that draft 1 … K tokens. going: [S, K] sequences that have such a token."""
+        """Return the seconds [S, K] of forwards that draft 1 … K tokens. going: [S, K] sequences in each."""
         if not self.in_blocks:
             return np.add.accumulate(self.pass_s(going), axis=1)
         # The row of the anchor, or of the states of the token that was committed last, is one more for each.
         return self.pass_s(np.add.accumulate(going, axis=1) + going[:, :1])
 
     def catchup_s(self, lag: Ints) -> Floats:
-        """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
+        """Return the seconds [S] to refill `lag` missing tokens of draft KV, for each sequence by itself."""
         return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
 
     def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
@@ -203,7 +203,7 @@ class VerificationCost(NamedTuple):
 
 
 def _going(lengths: Ints) -> Ints:
-    """[max γ] sequences in pass 1, 2, … of drafts of these lengths."""
+    """Return how many sequences are in pass 1, 2, … of drafts of these lengths: [max γ]."""
     if len(lengths) == 1:
         return np.ones(lengths[0], dtype=np.int64)
     going: Ints = np.add.accumulate(np.bincount(lengths)[:0:-1])[::-1]
@@ -273,7 +273,7 @@ class RoleCost(ErrorTracker):
         return self.up_to(rows).item(rows)
 
     def up_to(self, most: int) -> Floats:
-        """By the table, for 0 … most rows or more: it grows with the largest row count so far."""
+        """Return the table's seconds for 0 … most rows or more: it grows with the largest row count so far."""
         if most >= len(self._dense):
             self._dense = self.table.dense(2 * most)
         return self._dense
@@ -303,7 +303,7 @@ class ExpertPrice:
     @overload
     def seconds(self, rows: int, drafts: Floats) -> Floats: ...
     def seconds(self, rows: int | Ints, drafts: int | Floats = 0) -> float | Floats:
-        """Of a step of this many rows and these draft rows in addition."""
+        """Return the seconds to read the experts of a step of this many rows and these draft rows in addition."""
         other, draft = self._shares.tolist()
         read: float | Floats = self._costs.read(other * (rows - 1) + draft * drafts)
         return self._costs.expert_s * read

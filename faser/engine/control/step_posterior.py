@@ -37,7 +37,7 @@ _MOST_SAVED = 20.0  # steps that an earlier run counts as, at most
 
 
 class StepPosterior:
-    """See the module. schedules_async: steps without drafts are launched ahead where they can be, without a gap.
+    """Learned corrections to step times: see the module. schedules_async: plain steps have no gap before them.
 
     Then the usual gaps hold until they are measured. Otherwise all steps wait for the host, only the difference
     counts, and it is 0 until both kinds have been measured.
@@ -51,7 +51,7 @@ class StepPosterior:
         self._gaps = [_Gap(0.0, steps), _Gap(drafting, steps), _Gap(drafting, steps)]  # by kind
 
     def row_factor(self, num_sequences: int) -> float:
-        """How many times dearer draft rows are than their table says, compared with the rest of the step.
+        """Return how many times dearer draft rows are than their table says, compared with the rest of the step.
 
         Further rows of one sequence fit into a tile of the products and are nearly free; those of 16 are not.
         """
@@ -59,11 +59,11 @@ class StepPosterior:
         return self._all_rows.factor if found is None else found.factor
 
     def host_s(self, num_sequences: int) -> float:
-        """By how much the host delays a step of this many sequences if it drafts."""
+        """Return by how much the host delays a step of this many sequences if it drafts."""
         return self._more_s(KEPT, PLAIN, num_sequences)
 
     def kept_s(self, num_sequences: int) -> float:
-        """By how much the host delays a step whose drafts are there if rows of them are kept."""
+        """Return by how much the host delays a step whose drafts are there if rows of them are kept."""
         return self._more_s(KEPT, DRAFTED, num_sequences)
 
     def _more_s(self, kind: int, than: int, num_sequences: int) -> float:

@@ -35,7 +35,7 @@ _LESS, _MORE, _LEAST = 0.85, 1.05, 0.2  # the room's factor: after too slow a pe
 
 
 def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:
-    """Of sequences that wait: which are due, and before a prompt that is partly computed."""
+    """Return a test for waiting sequences: whether one is due, and before a prompt that is partly computed."""
     key = begun.priority_key
     return lambda each: each.request.due_s is not None and each.priority_key < key
 
@@ -59,7 +59,7 @@ class TargetKeeper:
             self._due_s = self._due_s if self._rows else 0.0
 
     def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits":
-        """Of the next step. running: that run now, of which num_decoding decode in it."""
+        """Return the limits of the next step. running: that run now, of which num_decoding decode in it."""
         now_s = self._clock.now()
         token_s = self._room.tightest_s(now_s)
         if token_s is None or self._pace is None:
@@ -75,7 +75,7 @@ class TargetKeeper:
         return StepLimits(self, self._rows[min(num_decoding, len(self._rows) - 1)])
 
     def may_start(self, running: Many[Sequence]) -> tuple[bool, bool]:
-        """Whether a sequence may start that never had a target per token, and one that gave it up."""
+        """Return whether a sequence may start that never had a target per token, and one that gave it up."""
         num_paced = sum(map(is_paced, running))
         num_asked = num_paced + sum(map(_was_paced, running))
         without = len(running) - num_asked < self._shrunk_room.unpaced(num_asked)
@@ -119,7 +119,7 @@ class TargetKeeper:
 
 
 class StepLimits:
-    """What targets leave of one step. keeper: None: all. num_rows: that prompts may have unless they are due."""
+    """Limits that targets set for one step. keeper: None: none. num_rows: for prompts, unless they are due."""
 
     __slots__ = ("_keeper", "_num_rows")
 
@@ -127,7 +127,7 @@ class StepLimits:
         self._keeper, self._num_rows = keeper, num_rows
 
     def take_rows(self, sequence: Sequence, num_rows: int) -> int:
-        """How many of num_rows rows of its prompt the step gets; they are taken from those that are left."""
+        """Take up to num_rows rows of a prompt from those left, and return how many the step gets."""
         if self._keeper is None:
             return num_rows
         num_rows = min(num_rows, max(self._num_rows, self._keeper.rows_due(sequence)))
@@ -163,5 +163,5 @@ def _was_paced(sequence: Sequence) -> bool:
 
 
 def kind_of(sequence: Sequence) -> tuple[bool, bool, bool]:
-    """What StepLimits.next_to_start tells sequences apart by."""
+    """Return the kind by which StepLimits.next_to_start tells sequences apart."""
     return is_paced(sequence), _was_paced(sequence), sequence.request.due_s is not None

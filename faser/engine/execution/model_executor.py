@@ -47,7 +47,7 @@ _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeExecution:
-    """What an engine that speculates has in addition to the model.
+    """Parts of an engine that speculates, in addition to the model.
 
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
@@ -106,7 +106,7 @@ class ModelExecutor:
 
     @property
     def lanes(self) -> Lanes | None:
-        """Where overlapped drafting runs; None where drafting always precedes the step."""
+        """Return the lanes of overlapped drafting; None where drafting always precedes the step."""
         return None if self._speculation is None else self._speculation.lanes
 
     @property
@@ -264,7 +264,7 @@ class ModelExecutor:
             self._states.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
     def _held_by_drafter(self, plan: StepPlan) -> tuple[int, ...]:
-        """As StepResult says."""
+        """Return draft_kv as StepResult has it."""
         if self._states is not None and plan.started:
             first = dict(zip(plan.rows.slots, plan.rows.starts, strict=True))
             return tuple([first.get(start.slot, 0) for start in plan.started])
@@ -274,7 +274,7 @@ class ModelExecutor:
         return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
 
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
-        """What the control plane hears of the proposals: nothing that the structure of an answer forbids."""
+        """Return the proposals without tokens that the structure of an answer forbids."""
         if self._matchers is None or not self._matchers.slots:
             return proposals
         return without_forbidden(plan, proposals, self._matchers)

@@ -29,7 +29,7 @@ class PromptLogprobs:
         self._asking.pop(slot, None)
 
     def of_step(self, rows: StepRows, last_rows: NDArray[np.int64]) -> dict[int, tuple[PositionLogprobs, ...]]:
-        """By position, of the prompt tokens that rows of the last forward predict, from position start + 1 on.
+        """Return, by position, the log probabilities of the prompt tokens that the last forward predicts.
 
         Only for sequences that ask for them. last_rows: [S] index of each sequence's last row in the forward.
         """
@@ -45,7 +45,7 @@ class PromptLogprobs:
         return {at: scores for at, scores in found.items() if scores}
 
     def _of(self, first: int, count: int, last_row: int, asked: SequenceStart) -> tuple[PositionLogprobs, ...]:
-        """Of count rows from position first on."""
+        """Return the log probabilities of count rows from position first on."""
         num_top = asked.sampling.prompt_logprobs
         assert num_top is not None
         targets = asked.token_ids[first + 1 : min(first + count + 1, asked.prompt_len)]

@@ -122,7 +122,7 @@ class PreviewRows:
 
 @torch.inference_mode()
 def previewed_ranks(runner: Runner, drafted: PreviewRows) -> Ints:
-    """[T] how many tokens would be more likely than each drafted one if the model ended at the current layer.
+    """Return how many tokens would beat each drafted one if the model ended at the current layer: [T].
 
     A logit that is not a number beats nothing. Leaves the forward as it is.
     """
@@ -133,7 +133,7 @@ def previewed_ranks(runner: Runner, drafted: PreviewRows) -> Ints:
 
 
 class EarlyPruning:
-    """See VerificationForward; for drafts that are point masses only.
+    """Forward that cuts drafts at an early layer; for drafts that are point masses only.
 
     layer: how many layers run before a look. stats: since the start.
     """
@@ -217,7 +217,7 @@ class EarlyPruning:
         self._drafted = None
 
     def _look(self, runner: Runner, drafted: PreviewRows) -> Ints:
-        """[S] drafted tokens of each sequence that stay if flagged ones leave, with those that follow them."""
+        """Return how many drafted tokens [S] of each sequence stay if flagged ones leave, and the ones behind."""
         self._drafted, self._ranks = drafted, self._ranks_of(runner, drafted)
         self._flagged = self._gate.flags(self._ranks)
         staying = drafted.num_drafts.copy()
@@ -243,7 +243,7 @@ def _cut_drafts(runner: Runner, rows: StepRows, batch: RowBatch, staying: Ints) 
 
 
 class Action(Enum):
-    """What a forward does after a few layers. LOOK: learn from what it sees. PRUNE: let flagged rows leave too."""
+    """Action of a forward after a few layers. LOOK: learn from what it sees. PRUNE: let flagged rows leave too."""
 
     RUN_WHOLE = auto()
     LOOK = auto()
@@ -287,7 +287,7 @@ class PruneGate:
         self._mode = mode
 
     def decide(self, num_rows: int, num_drafts: int) -> Action:
-        """What a step of num_rows rows does, num_drafts of them drafted."""
+        """Choose the action of a step of num_rows rows, num_drafts of them drafted."""
         if self._mode == OFF:
             return Action.RUN_WHOLE
         self._since_look += 1
@@ -300,7 +300,7 @@ class PruneGate:
         return Action.PRUNE if self.active or self._mode == ON else Action.RUN_WHOLE
 
     def flags(self, ranks: Ints) -> Bools:
-        """[T] whether tokens of these ranks will clearly be rejected."""
+        """Return whether tokens of these ranks will clearly be rejected: [T]."""
         flagged: Bools = _buckets(ranks) >= self._least
         return flagged
 
@@ -322,7 +322,7 @@ class PruneGate:
         self._leaving_share += weight * (num_leaving / max(num_drafts, 1) - self._leaving_share)
 
     def learn(self, ranks: Ints, accepted: Bools, num_tokens: int) -> None:
-        """[T] ranks of tokens that were looked at and then verified. num_tokens: of the whole step.
+        """Learn from ranks [T] of tokens that were looked at and then verified. num_tokens: of the whole step.
 
         The least rank that is flagged is the smallest of at least 1 from which on no more than 2 % of the tokens
         were accepted, by Wilson's upper confidence bound. That takes at least 266 rejected tokens.
@@ -371,7 +371,7 @@ class PruneGate:
 
 
 def _buckets(ranks: Ints) -> Ints:
-    """[T] index of each rank's bucket: the number of its binary digits."""
+    """Return the index [T] of each rank's bucket: the number of its binary digits."""
     digits: Ints = np.frexp(ranks)[1].astype(np.int64)
     return digits
 

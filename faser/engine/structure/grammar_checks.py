@@ -31,7 +31,7 @@ _SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "
 
 
 def json_options(*, any_whitespace: bool) -> "JsonCompileOptions":
-    """How llguidance writes JSON.
+    """Return the options by which llguidance writes JSON.
 
     any_whitespace: between values there may be any. Otherwise it is as in json.dumps: a space follows each comma
     and colon, so that the text between two values is known, and a model cannot fill its answer with blanks.

@@ -36,7 +36,7 @@ class Task:
         self.is_done = False
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is done after at most these seconds."""
+        """Wait at most these seconds; return whether the task is done."""
         if not self.is_done:
             if not self._working.acquire(timeout=max(seconds, 0.0)):
                 return False

@@ -90,7 +90,7 @@ class _Place:
 
 
 class SequenceMatchers:
-    """Of all slots whose request asks for structure. num_threads: that compute masks.
+    """Matchers of all slots whose request asks for structure. num_threads: that compute masks.
 
     patience_s: how long a step waits for masks. longest_s: what a token may take; then its answer ends with an
     error. state_chunk: of a model with recurrent states, which goes on at multiples of it, since it cannot compute
@@ -147,7 +147,7 @@ class SequenceMatchers:
     def masks(
         self, drafts: Sequence[tuple[int, tuple[int, ...]]], positions: Sequence[int], *, alone: bool = True
     ) -> tuple[Words, dict[int, SequenceError | None]]:
-        """[R, W] bit i % 64 of word i // 64 is set where token i is allowed; and the slots that get no token.
+        """Return masks [R, W], where bit i % 64 of word i // 64 allows token i, and the slots that get no token.
 
         drafts: (slot, draft tokens) for each sequence, which has a row for its next token and one more for each
         draft token. positions: of the token that the first row of each sequence decides. alone: the step has no
@@ -193,7 +193,7 @@ class SequenceMatchers:
         return num_tokens if place.seconds * num_tokens <= most_s else int(most_s / place.seconds)
 
     def num_allowed(self, slot: int, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, from the first one on, the grammar allows to follow. Changes nothing.
+        """Return how many of these tokens, from the first one on, the grammar allows to follow. Changes nothing.
 
         At most as many as `may_draft` allows.
         """
@@ -239,7 +239,7 @@ class SequenceMatchers:
         return place.seconds > self._patience_s * _QUICK
 
     def _takes_long(self, place: _Place) -> bool:
-        """Whether steps do not wait for its mask: its last token was slow, or a step has waited for this one."""
+        """Return whether steps do not wait for its mask: the last token was slow, or a step waited for it."""
         at_work = not place.task.is_done and place.task.began_s < time.perf_counter() - self._patience_s
         return at_work or self._is_slow(place)
 
@@ -320,7 +320,7 @@ class SequenceMatchers:
         draft.failed = copy.is_error()
 
     def _is_done(self, place: _Place, draft: _Draft, *, until_s: float | None = None) -> bool:
-        """Whether the draft can be verified; otherwise its sequence does without drafts for a while.
+        """Return whether the draft can be verified; otherwise its sequence does without drafts for a while.
 
         until_s: how long a step waits that verifies it; None: it is a question about drafts.
         """
@@ -338,7 +338,7 @@ class SequenceMatchers:
 
     @contextlib.contextmanager
     def _held(self, place: _Place) -> Iterator[bool]:
-        """Whether the lexer was free in time; if so no other matcher uses it until the end of the block."""
+        """Yield whether the lexer was free in time; if so no other matcher uses it until the end of the block."""
         was_over = not self._left_s
         held = self._comes(lambda seconds: place.lexer.acquire(timeout=seconds))
         if not held and not was_over:
@@ -350,7 +350,7 @@ class SequenceMatchers:
                 place.lexer.release()
 
     def _comes(self, wait: Callable[[float], bool]) -> bool:
-        """Whether something that a draft needs comes in the time that is left for the drafts of this step."""
+        """Wait in the time left for this step's drafts; return whether what a draft needs has come."""
         began_s = time.perf_counter()
         came = wait(self._left_s)
         self._left_s = max(0.0, self._left_s - (time.perf_counter() - began_s))

@@ -127,7 +127,7 @@ class _Matcher:
         self._shorter = [0]
 
     def step(self, char: str) -> bool:
-        """Whether this character completes the string."""
+        """Take a character; return whether it completes the string."""
         self.matched = self._extend(self.matched, char)
         while len(self._shorter) < self.matched:
             self._shorter.append(self._extend(self._shorter[-1], self.text[len(self._shorter)]))

@@ -39,7 +39,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splitting:
-    """How byte-level text is split before merging.
+    """Rules for splitting byte-level text before merging.
 
     patterns: regular expressions, in order; each cuts its matches out of the pieces that the ones before it left.
     ignore_merges: a piece that is a token is not merged. compose: text is normalised to NFC first.

@@ -105,7 +105,7 @@ class Tokenizer:
         return {str(self._core.id_to_token(token_id)): token_id for token_id in sorted(self._special)}
 
     def is_special(self, token_id: int) -> bool:
-        """Whether skip_special_tokens leaves the token out."""
+        """Return whether skip_special_tokens leaves the token out."""
         return token_id in self._special
 
     def min_tokens(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its tokenizer in addition to the vocabulary: special tokens and chat templates."""
+"""Settings of a checkpoint's tokenizer in addition to the vocabulary: special tokens and chat templates."""
 
 from dataclasses import dataclass
 from pathlib import Path

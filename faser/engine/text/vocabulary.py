@@ -173,7 +173,7 @@ class LengthBound:
 
 
 def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling) -> bool:
-    """Whether every character is spelled or dropped, so that none become part of an unknown token."""
+    """Return whether every character is spelled or dropped, so that none become part of an unknown token."""
     if spelling.byte_level:
         return core.model.unk_token is None
     vocabulary = core.get_vocab(with_added_tokens=True)

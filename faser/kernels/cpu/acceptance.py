@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted: the Python side of native/acceptance.cpp.
+"""Estimates of the acceptance of draft tokens: the Python side of native/acceptance.cpp.
 
 The control plane calls it several times a step, for few sequences, so that the calls themselves are what costs.
 Arrays go by id (native/arrays.h): contiguous ones, of 64 bits.
@@ -28,7 +28,7 @@ class Texts(Protocol):
 
 
 class NativeAcceptance:
-    """See contract/native_acceptance.py. Keeps the arrays alive; one caller at a time."""
+    """Native estimates of contract/native_acceptance.py. Keeps the arrays alive; one caller at a time."""
 
     def __init__(
         self, library: ctypes.CDLL, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, float]
@@ -146,6 +146,7 @@ class NativeAcceptance:
     def best_prefixes(
         self, survival: Floats, least: Ints | None, lengths: Ints, seconds: Floats, worth: float
     ) -> tuple[Ints, float]:
+        assert survival.shape[1] == self._cap + 1, "tables are as wide as the arrays"
         kept = np.empty(len(lengths), dtype=np.int64)
         first = None if least is None else id(least)
         rate = self._best_prefixes(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.block_drafting import NativeBlockDrafting
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
 from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
@@ -97,7 +98,7 @@ class _NativePlan:
 
 
 class NativeBackend:
-    """See Backend. library: path from build.library_path. num_threads: the caller's thread included.
+    """Backend of native code for CPUs. library: path from build.library_path. num_threads: the caller's included.
 
     full: the pool of num_threads threads to share with another instance; None: a new pool.
     """
@@ -131,6 +132,7 @@ class NativeBackend:
         self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
         self.layers = self.blocks
         self.head_drafting = NativeHeadDrafting(self._library, self._pools, self.blocks)
+        self.block_drafting = NativeBlockDrafting(self._library, self._pools, self.blocks)
         self.graph_capture = None
         self.lane = None
         kernels = self._library  # the functions of every step are looked up once
@@ -398,6 +400,7 @@ class NativeBackend:
         address = self._library.faser_plan_new(
             starts.ctypes.data,
             positions.ctypes.data,
+            None,
             table.ctypes.data,
             num_sequences,
             len(positions),

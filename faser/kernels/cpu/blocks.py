@@ -45,7 +45,7 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, a
 
 
 class NativeBlocks:
-    """See Blocks and Layers. pools: of the backend; the one in use computes.
+    """Native blocks and layers. pools: of the backend; the one in use computes.
 
     separate, separate_layers: for layers whose inputs have to be reordered, or whose experts differ in kind.
     """
@@ -214,7 +214,7 @@ def _has_separate(layer: DecoderLayer) -> bool:
 
 
 def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
-    """Whether no call takes the block as a whole."""
+    """Return whether no call takes the block as a whole."""
     if isinstance(block, MixedFeedForward):
         if not is_grouped(block.experts):
             return True
@@ -224,7 +224,7 @@ def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
 
 
 def is_grouped(block: Experts) -> bool:
-    """Whether one call multiplies with all experts: their weights are of one kind, none reorders its inputs.
+    """Return whether one call multiplies with all experts: weights of one kind, none reorders its inputs.
 
     A shared one may be of another kind.
     """

@@ -158,7 +158,7 @@ def find_library(
 
 
 def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
-    """Whether library_path finds a prebuilt library or a compiler."""
+    """Return whether library_path finds a prebuilt library or a compiler."""
     return _prebuilt(chosen_isa(), prebuilt_dir) is not None or find_compiler(compilers) is not None
 
 
@@ -200,7 +200,7 @@ def runnable_isas(
 
 @functools.cache
 def _permits_tiles() -> bool:
-    """Whether the system lets this process use tiles: Linux has to be asked. If not, a warning says so, once."""
+    """Ask Linux whether this process may use tiles. If not, a warning says so, once."""
     ask, state_of_tiles = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XTILEDATA; 158: arch_prctl
     if ctypes.CDLL(None, use_errno=True).syscall(158, ask, state_of_tiles) == 0:
         return True
@@ -217,7 +217,7 @@ def isas_of(machine: str) -> tuple[Isa, ...]:
 
 
 def compiler_flags(isa: Isa) -> tuple[str, ...]:
-    """What makes g++ and clang++ compile for an instruction set."""
+    """Return the flags that make g++ and clang++ compile for an instruction set."""
     if isa is Isa.DOTPROD:
         return ("-mcpu=generic+dotprod",)
     tiles = ("-DFASER_TILES",) if isa is Isa.AMX else ()  # written in assembly: they need no flags
@@ -232,7 +232,7 @@ def _prebuilt(isa: Isa, directory: Path) -> Path | None:
 
 @functools.cache
 def _can_load(path: Path) -> bool:
-    """Whether this process can load a library. If not, a warning says why, once."""
+    """Return whether this process can load a library. If not, a warning says why, once."""
     try:
         ctypes.CDLL(str(path))
     except OSError as error:

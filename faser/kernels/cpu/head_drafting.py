@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, any_linear, normed_linear, reorders
+from faser.kernels.cpu.blocks import NativeBlocks, any_linear, normed_linear, reorders
+from faser.kernels.cpu.draft_structs import drafts_struct, room_for_drafts, room_of_rows, rules_struct
+from faser.kernels.cpu.low_bit import LowBitLinear
 from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
@@ -23,7 +25,7 @@ from faser.kernels.interface.shapes import KvCache, PackedLinear
 
 
 class NativeHeadDrafting(HeadDrafting):
-    """See HeadDrafting. pools, blocks: of the same backend; blocks describes the layers."""
+    """Native drafting of heads. pools, blocks: of the same backend; blocks describes the layers."""
 
     def __init__(self, library: ctypes.CDLL, pools: native_library.LanePools, blocks: NativeBlocks) -> None:
         self._call = library.faser_head_draft
@@ -38,32 +40,26 @@ class NativeHeadDrafting(HeadDrafting):
             return False
         return self._blocks.stack_address(stack.layers) is not None
 
+    def without_middle(self, packed: PackedLinear, count: int) -> PackedLinear:
+        assert isinstance(packed, LowBitLinear), packed
+        return packed.without_middle(count)
+
     def draft(
         self, stack: HeadStack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens:
         count, width = len(rules.max_tokens), int(rules.max_tokens.max())
         assert len(room.hidden) == len(rows.token_ids) == len(rows.states) == len(rows.layout.positions)
         assert len(rows.layout.block_table) == count <= len(room.logits)
-        kept, rules_struct = _rules(rules, count, width)
-        found = DraftedTokens(
-            token_ids=np.zeros((count, width), dtype=np.int64),
-            margins=np.zeros((count, width)),
-            counts=np.empty(count, dtype=np.int64),
-            num_fed=np.empty(count, dtype=np.int64),
-            passes=0,
-        )
+        kept, rules_of_call = rules_struct(rules, count, width)
+        found = room_for_drafts(count, width)
         passes = self._call(
             self._pools.address,
             ctypes.addressof(self._stack(stack)),
             cache.address,
             ctypes.addressof(self._room(room)),
-            ctypes.byref(rules_struct),
+            ctypes.byref(rules_of_call),
             ctypes.byref(_head_rows(rows, cache.shape.block_size)),
-            ctypes.byref(
-                native_library.DraftsStruct(
-                    *(each.ctypes.data for each in (found.token_ids, found.margins, found.counts, found.num_fed))
-                )
-            ),
+            ctypes.byref(drafts_struct(found)),
         )
         del kept
         return DraftedTokens(
@@ -120,18 +116,8 @@ def _own_parts(stack: HeadStack) -> tuple[tuple[Tensor, ...], dict[str, PackedLi
 
 def _room(room: DraftRoom) -> native_library.DraftRoomStruct:
     layers, hidden = room.layers, room.hidden
-    block = layers.block
     tensors = (room.states, room.features, room.embedded, room.joined, hidden, layers.qkv, layers.mixed)
-    for each in (*tensors, block.normed, block.gate_up, block.inner):
-        _check(each, len(hidden), hidden.dtype)
-    _check(room.logits, len(room.logits), torch.float32)
-    rows = native_library.BlockRowsStruct(
-        len(hidden),
-        DTYPES[hidden.dtype],
-        block.normed.data_ptr(),
-        block.gate_up.data_ptr(),
-        block.inner.data_ptr(),
-    )
+    rows = room_of_rows(tensors, hidden, layers.block, room.logits)
     return native_library.DraftRoomStruct(rows, *(each.data_ptr() for each in tensors), room.logits.data_ptr())
 
 
@@ -154,38 +140,3 @@ def _head_rows(rows: HeadRows, block_size: int) -> native_library.HeadRowsStruct
         table.shape[1],
         block_size,
     )
-
-
-def _check(tensor: Tensor, rows: int, dtype: torch.dtype) -> None:
-    assert tensor.is_contiguous()
-    assert len(tensor) == rows, (len(tensor), rows)
-    assert tensor.dtype is dtype, (tensor.dtype, dtype)
-
-
-def _rules(rules: DraftRules, count: int, width: int) -> tuple[object, native_library.DraftRulesStruct]:
-    """What the struct points to, and the struct."""
-    max_tokens = np.ascontiguousarray(rules.max_tokens)
-    arrays: list[np.ndarray | None] = [max_tokens, None, None, None, None, None]
-    metadata = rules.metadata
-    if metadata is not None:
-        assert rules.noise is not None
-        assert rules.noise.shape == (count, width), rules.noise.shape
-        arrays[1:] = [
-            np.ascontiguousarray(metadata.temperature),
-            # Rounded as engine/execution/sampling/distribution.py does.
-            torch.from_numpy(metadata.min_p).log().float().numpy(),
-            np.ascontiguousarray(metadata.top_k),
-            np.ascontiguousarray(metadata.top_p),
-            np.ascontiguousarray(rules.noise),
-        ]
-    stop = rules.stop
-    prices = None if stop is None else np.array(stop.pass_prices, dtype=np.float64)
-    assert prices is None or len(prices) >= count, "a price for each number of sequences"
-    struct = native_library.DraftRulesStruct(
-        count,
-        width,
-        *(None if each is None else each.ctypes.data for each in arrays),
-        None if prices is None else prices.ctypes.data,
-        *((0.0, 0.0, 0.0) if stop is None else (stop.row_price, stop.intercept, stop.slope)),
-    )
-    return (arrays, prices), struct

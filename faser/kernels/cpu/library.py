@@ -229,6 +229,53 @@ class DraftRulesStruct(ctypes.Structure):
     )
 
 
+class BlockDrafterStruct(ctypes.Structure):
+    """FaserBlockDrafter. mask, norms, layers, causal, draft_ids, confidences: addresses."""
+
+    _fields_ = (
+        ("embedding", AnyLinearStruct),
+        ("mask", c_void_p),
+        ("mask_token", c_int64),
+        ("fc", AnyLinearStruct),
+        ("hidden_norm", c_void_p),
+        ("eps", c_float),
+        ("layers", c_void_p),
+        ("causal", c_void_p),
+        ("num_layers", c_int64),
+        ("norm", c_void_p),
+        ("head", AnyLinearStruct),
+        ("num_candidates", c_int64),
+        ("draft_ids", c_void_p),
+        ("predicts_from_anchor", c_int32),
+        ("markov_before", AnyLinearStruct),
+        ("markov_candidates", AnyLinearStruct),
+        *((name, c_void_p) for name in ("confidence_of_hidden", "confidence_of_before")),
+        ("confidence_bias", c_float),
+    )
+
+
+class BlockRoomStruct(ctypes.Structure):
+    """FaserBlockRoom: addresses after the block's, and how many rows the logits have."""
+
+    _fields_ = (
+        ("block", BlockRowsStruct),
+        *((name, c_void_p) for name in ("inputs", "hidden", "qkv", "mixed", "logits")),
+        ("logit_rows", c_int64),
+    )
+
+
+class BlockInputStruct(ctypes.Structure):
+    """FaserBlockInput: addresses of arrays, and numbers."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("starts", "context", "anchors", "states")),
+        ("states_stride", c_int64),
+        ("block_table", c_void_p),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+    )
+
+
 class HeadRowsStruct(ctypes.Structure):
     """FaserHeadRows: addresses of arrays, and numbers."""
 
@@ -250,10 +297,11 @@ class DraftsStruct(ctypes.Structure):
 
 
 class ChoiceStruct(ctypes.Structure):
-    """FaserChoice: addresses of arrays."""
+    """FaserChoice: addresses of arrays, and a number."""
 
-    _fields_ = tuple(
-        (name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p", "ids")
+    _fields_ = (
+        *((name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p", "ids")),
+        ("ids_stride", c_int64),
     )
 
 
@@ -319,13 +367,14 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
     "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_head_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
+    "faser_block_draft": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P, _P), None),
     "faser_fixed_point_probs": ((_P, _P, _L, _L, _P, _L), None),
     "faser_philox": ((_P, _P, _L, _P), None),
     "faser_mask": ((_P, _P, _L, _L, _P, _L, _P, _L), None),
-    "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
+    "faser_plan_new": ((_P, _P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _P, _L, _P, _L, _I), None),
     "faser_array_data": ((_P,), _P),

@@ -12,7 +12,7 @@ from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Word
 
 
 class CpuMaskKernel:
-    """See MaskKernel. pools: of the backend; the one in use computes."""
+    """Native mask kernel. pools: of the backend; the one in use computes."""
 
     def __init__(self, library: ctypes.CDLL, pools: LanePools) -> None:
         self._pools = pools
@@ -34,7 +34,7 @@ class CpuMaskKernel:
 
 
 class CpuSamplingKernels:
-    """See SamplingKernels. pools: of the backend; the one in use computes."""
+    """Native sampling kernels. pools: of the backend; the one in use computes."""
 
     def __init__(self, library: ctypes.CDLL, pools: LanePools) -> None:
         self._pools = pools

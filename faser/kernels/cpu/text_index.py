@@ -63,7 +63,7 @@ class NgramTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How drafts are looked up: by suffix, by n-gram, by an n-gram model, or by several of them.
+    """Rules by which drafts are looked up: by suffix, by n-gram, by an n-gram model, or by several of them.
 
     cap: longest draft, in tokens. depth: longest context that suffix look-up compares; 0: no suffix drafts.
     max_spec_factor: longest suffix draft, as a multiple of its context. min_token_prob: a suffix draft ends before

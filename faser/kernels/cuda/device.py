@@ -35,7 +35,7 @@ class DeviceEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether the device has passed it. Does not wait."""
+        """Return whether the device has passed it. Does not wait."""
         ...
 
     def synchronize(self) -> None:
@@ -44,7 +44,7 @@ class DeviceEvent(Protocol):
 
 
 class CudaEvent:
-    """See DeviceEvent. times: the device notes when it passes the event; recording one without is cheaper.
+    """Event of CUDA. times: the device notes when it passes the event; recording one without is cheaper.
 
     `synchronize` spins within the driver, without the interpreter's lock, and ends within microseconds of the
     event. Polling from Python would hold the lock, and a blocking event wakes the thread tens of microseconds
@@ -86,7 +86,7 @@ class GraphRecorder(Protocol):
 
 
 class Accelerator(Protocol):
-    """What a backend needs of its device besides kernels. Work is enqueued on the caller's current stream."""
+    """Device of a backend, besides kernels. Work is enqueued on the caller's current stream."""
 
     @property
     def device(self) -> torch.device: ...
@@ -97,7 +97,7 @@ class Accelerator(Protocol):
         ...
 
     def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """[count] in pinned memory, uninitialised."""
+        """Return numbers [count] in pinned memory, uninitialised."""
         ...
 
     def upload(self, numbers: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Accelerator(Protocol):
 
 
 class CudaGraphRecorder:
-    """See GraphRecorder. Captures on the lane's stream, or on its own: the default stream allows no capture.
+    """Recorder of CUDA graphs, on the lane's stream, or on its own: the default stream allows no capture.
 
     A graph's kernels stay on the processors of the stream it was captured on, whichever stream replays it.
     idle_processors: those of the device that are not the lane's.
@@ -191,7 +191,7 @@ def cublas_carveout(idle_processors: int, bindings: Any = torch._C) -> Iterator[
 
 
 class CudaDevice:
-    """See Accelerator. device: as open_cuda returns it."""
+    """Accelerator by CUDA. device: as open_cuda returns it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -226,7 +226,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What torch knows of CUDA on this machine.
+    """Facts that torch knows of CUDA on this machine.
 
     build: the CUDA version that torch was built for; None: built without. capabilities: (major, minor) by device.
     memory_bytes: by device.
@@ -300,7 +300,7 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """See DeviceMemory. The first call initialises CUDA on the device, which takes some hundred MiB."""
+    """Memory of a CUDA device. The first call initialises CUDA on it, which takes some hundred MiB."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cuda", device

@@ -22,7 +22,7 @@ GROUP_UNIT = 8  # processors; a multiple of what any architecture needs
 
 
 class LaneDevice(Protocol):
-    """What a partition needs of a GPU."""
+    """GPU as a partition needs it."""
 
     @property
     def num_processors(self) -> int:
@@ -55,7 +55,7 @@ class LaneDevice(Protocol):
 
 
 class CudaLaneDevice:
-    """See LaneDevice. device: with its index. Initialises CUDA on it."""
+    """GPU that a partition divides. device: with its index. Initialises CUDA on it."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cuda", device
@@ -143,7 +143,7 @@ def open_stream(driver: GreenDriver, group: Group, made: ExitStack) -> int:
 
 
 class CudaGreenDriver:
-    """See GreenDriver. driver: the module cuda.bindings.driver. device: with its index.
+    """Driver of green contexts. driver: the module cuda.bindings.driver. device: with its index.
 
     CUDA must be initialised on the device: green contexts keep a reference to the primary context, and would
     otherwise create it and destroy it again.

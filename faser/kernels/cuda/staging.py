@@ -48,7 +48,7 @@ class DoubleBuffer:
 
 
 class PinnedStagingBuffer:
-    """See StagingBuffer. Numbers that the device has already are not sent again: passes of a draft repeat many."""
+    """Staging buffer in pinned memory. It sends no number that the device has: passes of a draft repeat many."""
 
     def __init__(self, accelerator: Accelerator, count: int, dtype: torch.dtype) -> None:
         self._buffer = DoubleBuffer(accelerator, count, dtype)
@@ -106,7 +106,7 @@ class _ReadbackBuffer:
 
 
 class PinnedReadback:
-    """See Readback. The first wait returns its buffer to `free`."""
+    """Readback in pinned memory. The first wait returns its buffer to `free`."""
 
     def __init__(self, buffer: _ReadbackBuffer, slices: tuple[_Slice, ...], free: list[_ReadbackBuffer]) -> None:
         self._buffer = buffer

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.block_drafting import BlockDrafting
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -89,27 +90,27 @@ class Backend(Protocol):
 
     @property
     def has_fp8(self) -> bool:
-        """Whether pack takes weights in 8-bit floats."""
+        """Return whether pack takes weights in 8-bit floats."""
         ...
 
     @property
     def has_low_bit(self) -> bool:
-        """Whether pack takes low-bit weights."""
+        """Return whether pack takes low-bit weights."""
         ...
 
     @property
     def has_experts(self) -> bool:
-        """Whether it computes mixtures of experts."""
+        """Return whether mixtures of experts are supported."""
         ...
 
     @property
     def has_states(self) -> bool:
-        """Whether it computes delta nets."""
+        """Return whether delta nets are supported."""
         ...
 
     @property
     def experts_read(self) -> int:
-        """How many experts' weights it has read so far; those of each layer and each call count by themselves.
+        """Count the experts' weights read so far; those of each layer and each call count by themselves.
 
         Shared ones do not count: every call reads them.
         """
@@ -124,7 +125,7 @@ class Backend(Protocol):
 
     @property
     def prefers_low_bit(self) -> bool:
-        """Whether low-bit weights are multiplied faster as they are than dequantised."""
+        """Return whether low-bit weights are multiplied faster as they are than dequantised."""
         ...
 
     @property
@@ -157,6 +158,11 @@ class Backend(Protocol):
     @property
     def head_drafting(self) -> HeadDrafting | None:
         """Drafts of EAGLE-3 heads in one call; None: nothing is better than a pass after another."""
+        ...
+
+    @property
+    def block_drafting(self) -> BlockDrafting | None:
+        """Drafts of block drafters in one call; None: nothing is better than single operations."""
         ...
 
     def wait(self) -> None:
@@ -301,7 +307,7 @@ class Backend(Protocol):
 
 
 class SeparateBlocks:
-    """See Blocks. A backend's operations, one after the other.
+    """Blocks made of a backend's operations, one after the other.
 
     ranks: the products hold one rank's part of a layer, so what they add to the residual stream is a part of a sum
     over all ranks; None: they are whole.
@@ -402,7 +408,7 @@ class SeparateBlocks:
 
 
 class SeparateLayers:
-    """See Layers. A backend's attention and units, one after the other."""
+    """Layers made of a backend's attention and units, one after the other."""
 
     def __init__(self, backend: Backend, blocks: Blocks) -> None:
         self._backend = backend

@@ -85,7 +85,7 @@ class TokenInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class FeedForward:
-    """What follows the attention of a layer: its output product, then the gated feed-forward network.
+    """Second half of a layer, behind its attention: the output product, then the gated feed-forward network.
 
     activation: see Backend.gate. norm_after_attention, norm_after: [H] float32, of what the two of them add to the
     residual stream, with the eps of gate_up; both or neither. size: channels of the network; None: as many as the
@@ -106,7 +106,7 @@ class FeedForward:
 
     @property
     def products(self) -> tuple[PackedLinear, ...]:
-        """Of attention and network."""
+        """Return the products of attention and network."""
         return (self.attention_out, self.gate_up.linear, self.down)
 
     @property
@@ -116,13 +116,13 @@ class FeedForward:
 
     @property
     def ends_with_network(self) -> bool:
-        """Whether network and norms are all there is."""
+        """Return whether network and norms are all there is."""
         return self.beside is None and self.token_inputs is None and self.scale == 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class MixedFeedForward:
-    """What follows the attention of a layer: its output product, then a mixture of experts of normalised rows.
+    """Second half of a layer, behind its attention: the output product, then a mixture of experts of normed rows.
 
     norm, eps: see NormedLinear.
     """
@@ -202,7 +202,7 @@ class LayerBuffers:
 
 
 def columns_of(room: Tensor, columns: int) -> Tensor:
-    """[R, columns] without gaps, at the beginning of the memory of room, [R, at least as many]."""
+    """Return the beginning of room's memory as [R, columns] without gaps. room: [R, at least as many]."""
     return room if room.shape[1] == columns else room.view(-1)[: room.shape[0] * columns].view(-1, columns)
 
 
@@ -317,7 +317,7 @@ class DraftRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNumbers:
-    """See StopRule of engine/contract/plan.py."""
+    """Numbers of the rule by which drafts end: see StopRule of engine/contract/plan.py."""
 
     row_price: float
     pass_prices: tuple[float, ...]
@@ -370,7 +370,14 @@ class HeadDrafting(Protocol):
     """Drafts as HeadPassLoop does pass by pass, which is the oracle."""
 
     def takes(self, stack: HeadStack) -> bool:
-        """Whether it can draft with this head."""
+        """Return whether it can draft with this head."""
+        ...
+
+    def without_middle(self, packed: PackedLinear, count: int) -> PackedLinear:
+        """Return low-bit rows [N, K] without those of their first part from `count` on, in the same memory.
+
+        count: a multiple of 64.
+        """
         ...
 
     def draft(

@@ -41,11 +41,13 @@ States = Any  # opaque but for KeptStates: each backend returns objects of its o
 
 
 class KeptStates(Protocol):
-    """What all States let their owner copy."""
+    """Recurrent states that their owner may copy: the part that all States share."""
 
     def kept(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Of each layer that has a state: the states, [N, Hv, Dk, Dv], and inputs of convolutions,
-        [N, I, channels], that of position p at p modulo I. N: slots. Both are written in place by steps.
+        """Return the states [N, Hv, Dk, Dv] and the inputs of convolutions of each layer that has a state.
+
+        The inputs are [N, I, channels], that of position p at p modulo I. N: slots. Both are written in place by
+        steps.
         """
         ...
 
@@ -80,7 +82,7 @@ class DeltaShape:
 
     @property
     def columns(self) -> int:
-        """Of a row: queries, keys, values, z."""
+        """Return the columns of a row: queries, keys, values, z."""
         return self.channels + self.q_size
 
 
@@ -127,7 +129,7 @@ class StateShape:
 
     @property
     def slot_bytes(self) -> int:
-        """Of one sequence."""
+        """Return the bytes of one sequence."""
         total = 0
         for each in filter(None, self.layers):
             states = each.num_v_heads * each.k_head_dim * each.v_head_dim
@@ -137,7 +139,7 @@ class StateShape:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of one snapshot."""
+        """Return the bytes of one snapshot."""
         layers = [each for each in self.layers if each is not None]
         states = sum(each.num_v_heads * each.k_head_dim * each.v_head_dim for each in layers)
         inputs = sum((each.kernel - 1) * each.channels for each in layers)
@@ -170,17 +172,17 @@ class StateStep:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """[NUMBERS, S]: slots, ends, starts, counts, new_ends, first_rows, as kernels on a device read them."""
+        """Stack slots, ends, starts, counts, new_ends and first_rows for kernels on a device: [NUMBERS, S]."""
         return np.stack((self.slots, self.ends, self.starts, self.counts, self.new_ends, self.first_rows))
 
     @property
     def new_ends(self) -> NDArray[np.int64]:
-        """Of the states after the step: of the rows that may not be refused all whole chunks are in them."""
+        """Return the states' ends after the step: all whole chunks of rows that cannot be refused are in them."""
         return (self.starts + self.counts - self.num_drafts) // CHUNK * CHUNK
 
 
 def row_counts(layout: RowLayout) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each sequence: its first row in the step, that row's position, and how many rows it has."""
+    """Return each sequence's first row in the step, that row's position, and how many rows it has."""
     starts = layout.query_start.numpy().astype(np.int64)
     counts = np.diff(starts)
     return starts[:-1], layout.seq_len.numpy().astype(np.int64) - counts, counts

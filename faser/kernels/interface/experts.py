@@ -21,7 +21,7 @@ def experts_one_by_one(
     *,
     outputs: Callable[[PackedLinear], int],
 ) -> int:
-    """See Backend.experts. outputs: of a product. Returns how many experts any row has chosen."""
+    """Compute Backend.experts one by one. outputs: of a product. Returns how many experts any row has chosen."""
     rows, width = hidden.shape
 
     def network(x: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
@@ -48,7 +48,7 @@ def experts_one_by_one(
 
 
 def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
-    """[R, k] experts of each row, int64, and their weights, float32. logits: [R, E] float32."""
+    """Choose the experts [R, k] of each row, int64, and their weights, float32. logits: [R, E] float32."""
     probs, chosen = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
     weights = probs[:, : block.top_k]
     if block.renormalise:

@@ -58,7 +58,7 @@ class Fp8Rows:
         return Fp8Rows(values=values, scales=self.scales[order])
 
     def dequantised(self) -> Tensor:
-        """[R, K] float32."""
+        """Return the rows as [R, K] float32."""
         return self.values.float() * self.scales[:, None]
 
 
@@ -103,7 +103,7 @@ class Fp8Products(Protocol):
 
 
 class ReferenceFp8:
-    """See Fp8Products. torch operators on any device; slow, because every product widens its weight again."""
+    """Products of 8-bit floats by torch operators on any device; slow: every product widens its weight again."""
 
     def check(self, weight: Fp8Rows) -> None:
         """Every size has a kernel."""

@@ -46,11 +46,11 @@ class StagingBuffer(Protocol):
 
     @property
     def device(self) -> Tensor:
-        """[count]; work launched after a `send` reads the numbers of that send."""
+        """Return the numbers [count] on the device; work launched after a `send` reads those of that send."""
         ...
 
     def host(self) -> NDArray[Any]:
-        """[count], arbitrary values, to be filled before the next `send`.
+        """Return a host buffer [count] of arbitrary values, to be filled before the next `send`.
 
         Two host buffers take turns: waits until the device has copied what the send before the last one sent.
         """

@@ -60,7 +60,7 @@ class KvShape:
 
     @property
     def layer_block_bytes(self) -> tuple[int, ...]:
-        """Of a block in each layer."""
+        """Return the bytes of a block in each layer."""
         scale_bytes = SCALE_DTYPE.itemsize if self.dtype is torch.int8 else 0
         return tuple(
             2 * self.block_size * count * (head_dim * self.dtype.itemsize + scale_bytes)
@@ -122,5 +122,5 @@ def quantise_heads(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(codes: Tensor, scales: Tensor) -> Tensor:
-    """[..., D] float32, exactly what codes [..., D] and scales [...] stand for."""
+    """Return the exact values [..., D] float32 of codes [..., D] and scales [...]."""
     return codes.float() * scales.float()[..., None]

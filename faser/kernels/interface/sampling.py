@@ -1,4 +1,4 @@
-"""What a backend's sampling kernels do, and the parameters that they read; the generator of random words.
+"""Sampling kernels of a backend, and the parameters that they read; the generator of random words.
 
 On the host the parameters of some rows are arrays (SamplingMetadata); on a device they are tensors
 (DeviceSamplingMetadata). Temperature 0 takes the most likely token. Above 0, tokens are ordered by likelihood
@@ -40,7 +40,7 @@ MaskKernel = Callable[[Tensor, Ints, Ints], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
-    """Of N rows, [N] each.
+    """Sampling parameters of N rows, [N] each.
 
     seeds: of the rows' requests.
     positions: of the tokens that are sampled.
@@ -93,7 +93,7 @@ class SamplingMetadata:
 
     @property
     def is_random(self) -> NDArray[np.bool_]:
-        """[N] whether the row's token is drawn at random."""
+        """Return whether each row's token is drawn at random: [N]."""
         random: NDArray[np.bool_] = self.temperature > 0
         return random
 
@@ -111,7 +111,7 @@ class SamplingMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationFlags:
-    """What at least one row of a batch asks for; kernels skip what no row asks for. Hashable."""
+    """Features that at least one row of a batch asks for; kernels skip the others. Hashable."""
 
     random: bool
     top_k: bool
@@ -147,28 +147,28 @@ class SamplingKernels(Protocol):
     """
 
     def best(self, logits: Tensor) -> Ints:
-        """[R] the most likely token, in a tie the lowest id.
+        """Return the most likely token [R] of each row, in a tie the lowest id.
 
         NO_TOKEN where the row has a NaN or no finite maximum.
         """
         ...
 
     def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
-        """[R] the result of `best`, and [R] its logit minus the largest other logit, a float32 difference.
+        """Return the result of `best`, and [R] its logit minus the largest other logit, a float32 difference.
 
         The margin is 0 in a tie and where there is no token, and infinite where no other token can be sampled.
         """
         ...
 
     def take(self, logits: Tensor, metadata: SamplingMetadata, noise: Words) -> Ints:
-        """[R] the token of each row: `draw` where its temperature is above 0, else `best`.
+        """Return the token [R] of each row: `draw` where its temperature is above 0, else `best`.
 
         NO_TOKEN as in `best`. metadata, noise: [R], of all rows. May overwrite the logits.
         """
         ...
 
     def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, noise: Words) -> Ints:
-        """[N] a random token of each of these rows. May overwrite the rows."""
+        """Draw a random token [N] of each of these rows. May overwrite the rows."""
         ...
 
     def predict(
@@ -180,7 +180,7 @@ class SamplingKernels(Protocol):
         noise: Words,
         token_ids: Ints | None = None,
     ) -> tuple[Ints, Reals]:
-        """[N] the columns that `draw` takes, and [N] their margins: what similar logits most likely give.
+        """Predict the columns [N] that `draw` takes, and their margins [N]: what similar logits most likely give.
 
         The margin is the column's scaled logit minus the largest other one, in float32 as in the probabilities:
         negative if another one is more likely, infinite if there is no other. token_ids: [V] ascending, the id of
@@ -193,7 +193,7 @@ class SamplingKernels(Protocol):
         ...
 
     def philox(self, counters: Words, keys: Words) -> Words:
-        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `philox` below defines them."""
+        """Return random words [4, N] of counters [4, N] and keys [2, N], all contiguous; `philox` defines them."""
         ...
 
 
@@ -282,7 +282,7 @@ _MANTISSA_BITS = 52
 
 
 def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words] = philox) -> Reals:
-    """[N, columns + blocks]: exponential numbers of rows of `width` columns, from a random word of each, [N].
+    """Return exponential numbers [N, columns + blocks] of rows of `width` columns, from random words [N].
 
     What is twice as likely arrives in half the time; a block of 256 columns is as likely as all of them. The first
     block takes the row, and of its columns the first one:

@@ -70,7 +70,7 @@ class AttentionShape:
 
     @property
     def columns(self) -> int:
-        """Of a row: queries, keys, values, gates."""
+        """Return the columns of a row: queries, keys, values, gates."""
         return self.qkv_size + self.gated * self.q_size
 
 

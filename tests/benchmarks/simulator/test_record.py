@@ -40,6 +40,7 @@ from faser.types import SamplingParams
 from tests.benchmarks.simulator.running import machine
 from tests.engine.execution.draft_lines import DraftLine, committed, table_with
 from tests.fakes import SequenceOutcome, step_result
+from tests.native_acceptance import make_native
 
 CAP = 4
 EOS = 7
@@ -168,7 +169,7 @@ def engine_of(
         max_model_len=128,
         eos_token_ids=(EOS,),
         clock=clock,
-        speculation=SpeculationControl(config, costs, num_slots=4, clock=clock),
+        speculation=SpeculationControl(config, costs, make_native=make_native, num_slots=4, clock=clock),
     )
     return Engine(scheduler, ScriptedTarget(drafter, clock, eos_at=eos_at, step_s=step_s))
 

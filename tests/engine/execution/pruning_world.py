@@ -46,6 +46,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.types import Request
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.native_acceptance import make_native
 
 NUM_LAYERS = 6
 NUM_SLOTS = 6
@@ -166,7 +167,13 @@ def make_engine(
         )
         costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))
         control = SpeculationControl(
-            config, costs, num_slots=NUM_SLOTS, clock=clock, policy=policy, overlap=overlap
+            config,
+            costs,
+            make_native=make_native,
+            num_slots=NUM_SLOTS,
+            clock=clock,
+            policy=policy,
+            overlap=overlap,
         )
     scheduler = Scheduler(
         kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True),

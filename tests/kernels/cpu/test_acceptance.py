@@ -1,4 +1,4 @@
-"""Native estimates. Oracle: the same class in Python, given the same random steps; then whole simulated engines.
+"""Native estimates. Oracle: PythonAcceptance, given the same random steps; then whole simulated engines.
 
 Planted bugs that these tests have caught: a cut token that is not compared with the bonus token; a draft not taken
 that teaches beyond the sampled tokens; requests that sample without their shift; one that does not teach in the
@@ -23,6 +23,7 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.kernels.cpu.acceptance import NativeAcceptance
 from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import answer, step_drafts
+from tests.engine.control.speculation.python_acceptance import PythonAcceptance
 
 CAP, NUM_SLOTS, VOCAB = 6, 12, 3
 ARRAYS = ("offset", "precision", "shift", "shift_precision", "own", "all")
@@ -34,7 +35,8 @@ class Twins:
     def __init__(self, seed: int, kernel_cache: Path) -> None:
         self.rng = np.random.default_rng(seed)
         make_native = partial(NativeAcceptance, text_library(kernel_cache))
-        self.native, self.python = Acceptance(NUM_SLOTS, CAP, make_native), Acceptance(NUM_SLOTS, CAP)
+        self.native = Acceptance(NUM_SLOTS, CAP, make_native)
+        self.python = Acceptance(NUM_SLOTS, CAP, PythonAcceptance)
 
     def both(self) -> tuple[Acceptance, Acceptance]:
         return self.native, self.python
@@ -151,7 +153,6 @@ def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Pat
     """Few kinds of survival, so that many tokens are worth the same."""
     rng = np.random.default_rng(seed)
     acceptance = Acceptance(NUM_SLOTS, CAP, partial(NativeAcceptance, text_library(kernel_cache)))
-    assert acceptance.native is not None
     count = int(rng.integers(1, 20))
     survival = np.cumprod(rng.choice([0.5, 0.8, 1.0], (count, CAP + 1)), axis=1)
     lengths = rng.integers(0, CAP + 1, count)
@@ -183,4 +184,5 @@ def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Pat
 @pytest.mark.parametrize("condition", [(0.7, 8, 0.5, 0.0), (0.9, 32, 0.5, 0.1)], ids=str)
 def test_whole_engines_take_the_same_steps(kind: Kind, condition: Condition, kernel_cache: Path) -> None:
     make_native = partial(NativeAcceptance, text_library(kernel_cache))
-    assert scenario_hash(kind, condition, make_native=make_native) == scenario_hash(kind, condition)
+    python = scenario_hash(kind, condition, make_native=PythonAcceptance)
+    assert scenario_hash(kind, condition, make_native=make_native) == python

@@ -99,7 +99,7 @@ class RopeSpec:
 
 
 class Activation(StrEnum):
-    """What a feed-forward network does to the gate g before it multiplies the other half.
+    """Functions of the gate g in a feed-forward network, before it multiplies the other half.
 
     SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2. SWIGLU_OAI: g σ(1.702 g), of a g that is
     cut off at 7; the other half is clamped to ±7, and one is added.
@@ -266,7 +266,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputsSpec:
-    """What each token adds to each layer (per-layer embeddings), of `size` channels a layer.
+    """Inputs that each token adds to each layer (per-layer embeddings), of `size` channels a layer.
 
     p = norm(product(x)) + embedding(token), of the scaled embedding x, in parts for the layers; each layer then
     adds norm(out(activation(gate(x)) * p)) to the residual stream x. vocab_size: rows of the embedding.
@@ -277,7 +277,7 @@ class TokenInputsSpec:
 
 
 class StackedExperts(StrEnum):
-    """How safetensors have the parts of all E experts of a layer in one tensor.
+    """Layouts of safetensors with the parts of all E experts of a layer in one tensor.
 
     Gate and up are one part, of F channels each. HALVES: [E, 2 F, H], gate first; down: [E, H, F]. ALTERNATING:
     [E, H, 2 F], a channel of gate, then one of up; down: [E, F, H].
@@ -289,7 +289,7 @@ class StackedExperts(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """How the hub names a layer's tensors, where families differ.
+    """Names on the hub of a layer's tensors, where families differ.
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
     are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are one tensor, in_proj_qkvz,
@@ -346,7 +346,7 @@ class DecoderSpec:
 
     @property
     def kv_heads(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer: how many key-value heads it stores, and the channels of one."""
+        """Return how many key-value heads each layer stores, and the channels of one."""
 
         def stored(layer: AttentionSpec | DeltaNetSpec) -> tuple[int, int]:
             if isinstance(layer, DeltaNetSpec):
@@ -357,19 +357,19 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of the layers that have keys and values."""
+        """Return the attention of the layers that have keys and values."""
         found = (each.attention for each in self.layers)
         return tuple(each for each in found if isinstance(each, AttentionSpec))
 
     @property
     def delta_nets(self) -> tuple[DeltaNetSpec | None, ...]:
-        """Of each layer; None: it has attention."""
+        """Return the delta net of each layer; None: it has attention."""
         found = (each.attention for each in self.layers)
         return tuple(each if isinstance(each, DeltaNetSpec) else None for each in found)
 
     @property
     def has_states(self) -> bool:
-        """Whether a sequence has a recurrent state beside its keys and values."""
+        """Return whether a sequence has a recurrent state beside its keys and values."""
         return any(self.delta_nets)
 
     @property
@@ -378,7 +378,7 @@ class DecoderSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer that has keys and values."""
+        """Return the attention of the first layer that has keys and values."""
         return self.attentions[0]
 
     @property
@@ -391,20 +391,20 @@ class DecoderSpec:
 
     @property
     def feed_forward(self) -> DenseSpec:
-        """Of the first layer, in a model without mixtures."""
+        """Return the network of the first layer, in a model without mixtures."""
         found = self.layers[0].feed_forward
         assert isinstance(found, DenseSpec), "a mixture of experts has no one network"
         return found
 
     @property
     def inner_size(self) -> int:
-        """Of the widest dense network; 0: there is none."""
+        """Return the size of the widest dense network; 0: there is none."""
         networks = (each.feed_forward for each in self.layers)
         return max((each.size for each in networks if isinstance(each, DenseSpec)), default=0)
 
     @property
     def mixtures(self) -> tuple[ExpertsSpec, ...]:
-        """Of the layers that have one."""
+        """Return the mixtures of the layers that have one."""
         return tuple(each.mixture for each in self.layers if each.mixture is not None)
 
     @property
@@ -413,6 +413,6 @@ class DecoderSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer."""
+        """Return the window of each layer."""
         attentions = (each.attention for each in self.layers)
         return tuple(each.window if isinstance(each, AttentionSpec) else None for each in attentions)

@@ -132,7 +132,7 @@ class Fields:
         return hidden // heads
 
     def layer_types(self, num_layers: int) -> list[str] | None:
-        """Of each layer, full_attention or sliding_attention, as listed; None: they are not listed."""
+        """Return the listed type of each layer, full_attention or sliding_attention; None: they are not listed."""
         listed = self.optional_list("layer_types", num_layers)
         for layer, layer_type in enumerate(listed or ()):
             if layer_type not in (_FULL, _SLIDING):

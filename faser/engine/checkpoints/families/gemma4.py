@@ -134,14 +134,14 @@ def _token_inputs(fields: Fields) -> TokenInputsSpec | None:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """Of each layer. The last one is always global."""
+    """Return the kind of each layer. The last one is always global."""
     num_layers = fields.num_layers()
     usual = [_GLOBAL if (layer + 1) % _PERIOD == 0 else _LOCAL for layer in range(num_layers)]
     return [*(fields.layer_types(num_layers) or usual)[:-1], _GLOBAL]
 
 
 def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
-    """Of each layer: whose keys and values it reads, the last of its kind that has some; None: its own.
+    """Return whose keys and values each layer reads, the last of its kind that has some; None: its own.
 
     Raises ModelError where there is none.
     """
@@ -159,7 +159,7 @@ def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
 
 
 def _lent(kinds: list[str], lender: DecoderSpec) -> list[int | None]:
-    """Of each layer of an assistant: the last layer of its kind that the target stores keys and values of."""
+    """Return for each layer of an assistant the target's last layer of its kind that stores keys and values."""
     stored: dict[str, int] = {}
     for number, layer in enumerate(lender.layers):
         if isinstance(layer.attention, AttentionSpec) and layer.attention.kv_layer is None:
@@ -186,7 +186,7 @@ def _check_heads(layers: list[LayerSpec], lender: DecoderSpec) -> None:
 
 
 def _shapes(given: Mapping[str, Any], kinds: list[str]) -> dict[int, dict[str, Any]]:
-    """What layers have in place of the model's head_dim and num_key_value_heads.
+    """Return what layers have in place of the model's head_dim and num_key_value_heads.
 
     Listed by layer, as transformers writes it since it has per_layer_config, or the same for all global layers.
     """

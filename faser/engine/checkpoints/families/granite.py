@@ -43,7 +43,7 @@ def moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def hybrid_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """Of Granite 4 the models of attention and dense networks alone. Raises ModelError for a layer of Mamba."""
+    """Read a Granite 4 of attention and dense networks alone. Raises ModelError for a layer of Mamba."""
     fields = Fields(config)
     num_layers = fields.num_layers()
     listed = fields.optional_list("layer_types", num_layers) or ["mamba"] * num_layers

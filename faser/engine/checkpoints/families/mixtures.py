@@ -30,13 +30,13 @@ def qwen3_moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def has_experts(config: Mapping[str, Any], fields: Fields) -> list[bool]:
-    """Whether each layer is a mixture, by mlp_only_layers and decoder_sparse_step."""
+    """Return whether each layer is a mixture, by mlp_only_layers and decoder_sparse_step."""
     every, left_out = fields.positive_int("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return [number not in left_out and (number + 1) % every == 0 for number in range(fields.num_layers())]
 
 
 def local_experts(fields: Fields) -> ExpertsSpec:
-    """As Mixtral counts them. The softmax over the chosen experts is that over all, divided by its sum."""
+    """Read experts as Mixtral counts them. Softmax over the chosen is softmax over all, divided by its sum."""
     return ExpertsSpec(
         num_experts=fields.positive_int("num_local_experts", 8),
         top_k=fields.positive_int("num_experts_per_tok", 2),

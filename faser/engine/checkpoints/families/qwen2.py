@@ -17,7 +17,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def late_windows(config: Mapping[str, Any], fields: Fields) -> tuple[int | None, ...]:
-    """Of each layer. Layers from max_window_layers on have one, if use_sliding_window is true.
+    """Return each layer's window. Layers from max_window_layers on have one, if use_sliding_window is true.
 
     layer    0 ....... max_window_layers ....... num_layers
     sees     |  everything  |  sliding_window positions  |

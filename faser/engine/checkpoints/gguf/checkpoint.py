@@ -20,10 +20,11 @@ from faser.engine.checkpoints.gguf.families import (
     BARE,
     CONVOLUTION,
     DELTA_NORM,
+    DRAFT_IDS,
     EXPERT,
     GATE_UP,
     MTP_TENSORS,
-    SHARED_GATE,
+    VECTORS,
     architecture_of,
 )
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
@@ -76,7 +77,8 @@ class GgufSource:
         for stored in file.tensor_names():
             if stored in _OF_ROPE:
                 continue
-            hub = _hf_name(stored, architecture.tensors, num_layers, file.path)
+            hub = architecture.outer.get(stored)
+            hub = hub or _hf_name(stored, architecture.tensors, num_layers, file.path)
             if EXPERT not in hub:
                 self._stored[hub] = _Place(stored)
                 continue
@@ -109,7 +111,7 @@ class GgufSource:
         shape = shape if place.part is None else shape[1:]
         if name.endswith(f"{CONVOLUTION}.weight"):
             return (shape[0], 1, *shape[1:])
-        if name.endswith(f"{SHARED_GATE}.weight"):
+        if name.endswith(VECTORS):
             return (1, math.prod(shape))
         return shape if place.half is None else (shape[0] // 2, *shape[1:])
 
@@ -121,7 +123,7 @@ class GgufSource:
             return np.log(-values)
         if name.endswith(f"{CONVOLUTION}.weight"):
             return values[:, None]
-        if name.endswith(f"{SHARED_GATE}.weight"):
+        if name.endswith(VECTORS):
             return values.reshape(1, -1)
         is_norm = place.tensor.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
         return values - np.float32(1) if self._plus_one and is_norm else values
@@ -144,9 +146,12 @@ class GgufSource:
         return _unpermute(rows, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
-        """One tensor, dequantised: float32 on the CPU, in memory of its own."""
+        """One tensor, dequantised: float32 on the CPU, in memory of its own; DRAFT_IDS: integers."""
         import torch
 
+        if name == DRAFT_IDS:
+            token_ids = self._file.integers(name)
+            return torch.from_numpy(token_ids - np.arange(len(token_ids)))
         # An unquantised tensor is a view of the mapped file, which must not be written; W makes a copy.
         return torch.from_numpy(np.require(self.array(name), np.float32, ["C", "W"]))
 

@@ -66,6 +66,8 @@ def eos_token_ids(file: GgufFile) -> list[int]:
 
 
 def _vocab_size(file: GgufFile) -> int:
+    if architecture_of(file).drafter:
+        return len(file.require_list("tokenizer.ggml.tokens", str))
     if not file.has_tensor("token_embd.weight"):
         raise ModelError(f"{file.path} has no tensor token_embd.weight")
     return file.shape("token_embd.weight")[0]

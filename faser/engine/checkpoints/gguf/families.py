@@ -89,8 +89,14 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
 A_LOG = "linear_attn.A_log"
 DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
 CONVOLUTION = "linear_attn.conv1d"
-BARE = (SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale")
-SHARED_GATE = "mlp.shared_expert_gate"  # a row of the hub's is a vector here
+BARE = (
+    *(SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale"),
+    *("attention_conv.base_kernel", "mlp_conv.base_kernel"),
+)
+SHARED_GATE = "mlp.shared_expert_gate"
+CONFIDENCE = "confidence_head.proj.weight"
+VECTORS = (f"{SHARED_GATE}.weight", CONFIDENCE)  # rows of the hub's, [1, N], are vectors here
+DRAFT_IDS = "d2t"  # of each row of a drafter's logits: the token itself; on the hub, how far it is behind the row
 _QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -119,6 +125,25 @@ MTP_TENSORS = {
     "nextn.embed_tokens": "embed_tokens",
     "nextn.shared_head_head": "lm_head",
 }
+# Of block drafters, outside the layers. Norms are stored as they are, whatever those of the target are.
+_DRAFTER = {
+    "fc.weight": "fc.weight",
+    "enc.output_norm.weight": "hidden_norm.weight",
+    "markov_w1.weight": "markov_head.markov_w1.weight",
+    "markov_w2.weight": "markov_head.markov_w2.weight",
+    "conf_proj.weight": CONFIDENCE,
+    "conf_proj.bias": "confidence_head.proj.bias",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+    DRAFT_IDS: DRAFT_IDS,
+}
+_CONVOLUTIONS = {"attn_conv": "attention_conv", "ffn_conv": "mlp_conv"}
+_DRAFTER_LAYER = (
+    _LAYER
+    | {f"{name}_base": f"{hub}.base_kernel" for name, hub in _CONVOLUTIONS.items()}
+    | {f"{name}_proj": f"{hub}.kernel_projection" for name, hub in _CONVOLUTIONS.items()}
+)
 _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -132,15 +157,16 @@ def _no_fields(_file: GgufFile, _config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What is particular about the files of one architecture.
+    """Particulars of the files of one architecture.
 
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
     of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
     head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
     drafting_layers: the last layers may be there to draft (nextn): of a head, and none of the model.
     sizes_by_layer: layers may have key-value heads and networks of their own sizes, which own_fields reads.
-    own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
-    replace.
+    outer: the hub's names of further tensors outside the layers. drafter: it drafts for a model, whose embedding
+    it may lack. own_fields: fields of config.json from keys of its own; called with the file and the other fields,
+    which they replace.
     """
 
     class_name: str
@@ -153,6 +179,8 @@ class Architecture:
     experts: bool = False
     drafting_layers: bool = False
     sizes_by_layer: bool = False
+    outer: Mapping[str, str] = field(default_factory=dict)
+    drafter: bool = False
     own_fields: OwnFields = _no_fields
 
 
@@ -390,6 +418,47 @@ def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
     return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
 
 
+def _dflash_fields(file: GgufFile, config: Config) -> Config:
+    """DFlash; with a selector DFlash 2, with a Markov head DSpark.
+
+    target_layers counts the inputs of layers, from 0. Where the file does not say it, DSpark predicts from the
+    anchor and no layer is causal, as in llama.cpp.
+    """
+    if file.get("dflash.hyper_connection.count", int, 0):
+        raise ModelError(
+            f"{file.path} is a DSpark with the layers of DeepSeek-V4; only those of Qwen3 are computed"
+        )
+    if file.has("dflash.attention.value_scale"):
+        raise ModelError(f"{file.path} has dflash.attention.value_scale, which is not computed")
+    hidden_size, corrected = config["hidden_size"], file.has_tensor("markov_w1.weight")
+    found: Config = {
+        "architectures": ["Qwen3DSparkModel" if corrected else "DFlashDraftModel"],
+        "target_layers": file.require_list("dflash.target_layers", int),
+        "block_size": file.size("dflash.block_size"),
+        "mask_token_id": file.require("tokenizer.ggml.mask_token_id", int),
+        "sample_from_anchor": file.get("dflash.sample_from_anchor", bool, corrected),
+        "is_causal": file.get("dflash.attention.causal", bool, False),
+        "markov_rank": file.shape("markov_w1.weight")[1] if corrected else 0,
+        "output_multiplier": file.number("dflash.logit_scale", 0.0) or None,
+        "final_logit_softcapping": file.number("dflash.final_logit_softcapping", 0.0) or None,
+        "input_embedding_scale": file.number("dflash.embedding_scale", 0.0) or None,
+    }
+    if file.has_tensor("selector_hidden.weight"):
+        found["architectures"] = ["DFlash2DraftModel"]
+        names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+        found |= {name: file.size(f"dflash.{name}") for name in names}
+    if file.has_tensor("conf_proj.weight"):
+        found["enable_confidence_head"] = True
+        found["confidence_head_with_markov"] = file.shape("conf_proj.weight")[-1] > hidden_size
+    if file.has_tensor(DRAFT_IDS):
+        found["draft_vocab_size"] = file.shape(DRAFT_IDS)[0]
+    if window := file.get("dflash.attention.sliding_window", int):
+        local = file.require_list("dflash.attention.sliding_window_pattern", bool)
+        found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in local]
+        found["sliding_window"] = window
+    return found
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         class_name="LlamaForCausalLM",
@@ -519,10 +588,28 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 
+DRAFTERS: Mapping[str, Architecture] = {
+    "dflash": Architecture(
+        class_name="DFlashDraftModel",
+        model_type="qwen3",
+        tensors=_DRAFTER_LAYER,
+        windows=True,
+        outer=_DRAFTER,
+        drafter=True,
+        own_fields=_dflash_fields,
+    ),
+}
+_REFUSED = {
+    "dspark": "forks of llama.cpp write such files, which number layers and name tensors in ways of their own; "
+    "convert the checkpoint with llama.cpp, whose files of DSpark are of architecture dflash",
+}
+
 
 def architecture_of(file: GgufFile) -> Architecture:
     """Raises ModelError that names an architecture that is not supported."""
     name = file.require("general.architecture", str)
-    if name not in ARCHITECTURES:
-        raise ModelError(f"{file.path} is of architecture {name}; supported are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    if found := ARCHITECTURES.get(name) or DRAFTERS.get(name):
+        return found
+    if name in _REFUSED:
+        raise ModelError(f"{file.path} is of architecture {name}, which is not supported: {_REFUSED[name]}")
+    raise ModelError(f"{file.path} is of architecture {name}; supported are {', '.join(ARCHITECTURES)}")

@@ -26,6 +26,7 @@ READABLE = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
+_INTEGERS = {"I32": np.int32, "I64": np.int64}
 _KINDS: dict[type, str] = {str: "text", bool: "true or false", int: "an integer", float: "a finite number"}
 
 
@@ -48,7 +49,7 @@ class GgufFile:
         self.num_bytes = sum(header.num_bytes for header in parts.values())
 
     def has(self, key: str) -> bool:
-        """Whether there is a metadata value of that name."""
+        """Return whether there is a metadata value of that name."""
         return self._header.has(key)
 
     @overload
@@ -89,7 +90,7 @@ class GgufFile:
         return value
 
     def by_layer(self, key: str, num_layers: int) -> list[int]:
-        """What counts something in each layer: a list of that length, or one number for all.
+        """Return a count in each layer: a list of that length, or one number for all.
 
         Raises ModelError as `require` does, for a list of another length, and for a number below 1.
         """
@@ -153,13 +154,19 @@ class GgufFile:
         number = GGMLQuantizationType(self._place(name).number)
         return np.asarray(quants.dequantize(stored.reshape(*shape[:-1], -1), number), np.float32).reshape(shape)
 
+    def integers(self, name: str) -> npt.NDArray[np.int64]:
+        """A tensor of integers. Raises ModelError for one of another type."""
+        if (kind := self.format(name)) not in _INTEGERS:
+            raise ModelError(f"{self.path}: {name} is stored as {kind}; it must be {' or '.join(_INTEGERS)}")
+        return self._bytes(name).view(_INTEGERS[kind]).reshape(self.shape(name)).astype(np.int64)
+
     def _part(self, name: str, part: int | None) -> tuple[tuple[int, ...], Bytes]:
         """The shape and the bytes of a tensor, or of one part along its first dimension."""
         shape, stored = self.shape(name), self._bytes(name)
         return (shape, stored) if part is None else (shape[1:], stored.reshape(shape[0], -1)[part])
 
     def _bytes(self, name: str) -> Bytes:
-        """[bytes] of a tensor, a part of the mapped file.
+        """Return the bytes of a tensor, a part of the mapped file.
 
         Pages read so far stop counting as this process's memory, so that loading takes that of one product more
         than the weights. Earlier parts stay usable: they are read again from the system's cache.

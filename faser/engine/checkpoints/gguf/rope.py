@@ -45,7 +45,7 @@ def rope_fields(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 
 def _proportional(file: GgufFile) -> dict[str, Any] | None:
-    """Of Gemma 4's global layers: the first pairs turn, the others have factors that stop them; None: not so."""
+    """Return the scaling of Gemma 4's global layers, whose last pairs stand still; None: it is another one."""
     factors = file.array(LLAMA3_FACTORS)
     turning = int((factors == 1).sum())
     if (factors[turning:] < _STOPPED).any() or (factors[:turning] != 1).any() or turning == len(factors):
@@ -71,7 +71,7 @@ def _llama3(file: GgufFile, theta: float) -> dict[str, Any]:
 
 
 def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
-    """[num_pairs] float32: the divisor of each rotary frequency.
+    """Return the divisor of each rotary frequency: [num_pairs] float32.
 
     A wavelength that fits the original context at least _LLAMA3_HIGH times keeps its frequency; one that fits at
     most _LLAMA3_LOW times is divided by factor; in between the two are blended.

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints, joined
+from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, NativeAcceptance
 from faser.engine.control.speculation.logistic_curve import (
     CURVE_KEPT,
@@ -43,7 +43,6 @@ from faser.engine.control.speculation.logistic_curve import (
     LONGEST_STEP,
     CurveMemory,
     LogisticCurve,
-    sigmoid,
 )
 
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
@@ -69,7 +68,7 @@ _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
 _CONFIDENCES = (*Confidence,)
 
 
-_NUMBERS = {
+NUMBERS = {
     "depth_scale": DEPTH_SCALE,
     "curve_kept": CURVE_KEPT,
     "longest_step": LONGEST_STEP,
@@ -88,7 +87,7 @@ _NUMBERS = {
 
 
 class DraftOutcomes(NamedTuple):
-    """What a step decides about S drafts; a slot may recur.
+    """Outcomes of S drafts in a step; a slot may recur.
 
     decided: [S] tokens, from the first one on; at most one of them was not accepted, and it is the last.
     accepted: [S] of these.
@@ -106,17 +105,14 @@ class DraftOutcomes(NamedTuple):
 class Acceptance:
     """Estimates for num_slots slots and drafts of up to cap tokens, K. All of them are in arrays that never move.
 
-    make_native: of what computes with these arrays in place of this class; None: this class computes.
+    make_native: makes what computes with these arrays and learns from outcomes, in native code. Its formulas are
+    those of PythonAcceptance, the oracle of its tests (tests/engine/control/speculation/python_acceptance.py).
     """
 
-    def __init__(self, num_slots: int, cap: int, make_native: MakeNativeAcceptance | None = None) -> None:
+    def __init__(self, num_slots: int, cap: int, make_native: MakeNativeAcceptance) -> None:
         assert cap >= 1, "a draft has at least one token"
         methods = len(DRAFTERS)
-        self._num_slots = num_slots
         self._cap = cap
-        self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
-        self._is_upto = self._upto > 0
-        self._held: list[DraftOutcomes] = []  # of steps that a cached decision has served; see hold
         self._teaches = np.ones(num_slots, dtype=np.bool_)  # by slot: it says something about other slots too
         self._samples = np.zeros(num_slots)  # by slot: 1 where the target draws its tokens at random
         self._prior_precision = np.full(num_slots, _OFFSET_PRECISION)  # by slot: of the prior of its offsets
@@ -132,9 +128,7 @@ class Acceptance:
             LogisticCurve(drafter, CurveMemory(*(each[i] for each in curves)))
             for i, drafter in enumerate(DRAFTERS.values())
         )
-        self.native: NativeAcceptance | None = None
-        if make_native is not None:
-            self.native = make_native(self._arrays(curves), _NUMBERS)
+        self.native: NativeAcceptance = make_native(self._arrays(curves), NUMBERS)
 
     def _arrays(self, curves: CurveMemory) -> dict[str, NDArray[Any]]:
         """All that native code reads and writes."""
@@ -169,15 +163,11 @@ class Acceptance:
 
     def release(self, slot: int) -> None:
         """The slot is free. What its sequence has taught about all stays; what is still held is lost."""
-        if self.native is not None:
-            self.native.drop(slot)
-        self._held = [
-            each.take(each.drafts.slots != slot) if slot in each.drafts.slots else each for each in self._held
-        ]
+        self.native.drop(slot)
         self.start(slot)
 
     def survival(self, slots: Ints, *, by_model: bool) -> Floats:
-        """[S, K + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted.
+        """Return [S, K + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted.
 
         by_model: of drafts by a model, which always has a token to propose; else from text.
         """
@@ -193,7 +183,7 @@ class Acceptance:
         return found
 
     def _common(self, kind: int) -> Floats:
-        """[K] the chance to pass each depth once it is reached, of all slots.
+        """Return the chance [K] to pass each depth once it is reached, over all slots.
 
         Depths that few drafts have reached are like the others: how else could a longer draft ever seem to pay?
         """
@@ -207,19 +197,11 @@ class Acceptance:
         return found
 
     def drafted_survival(self, drafts: DraftTable) -> Floats:
-        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond their lengths.
+        """Return the survival [S, K + 1] of drafts that are there, from the confidences of their tokens.
 
-        Nor does it go on where it is negligible.
+        It is 0 beyond their lengths, and where it is negligible.
         """
-        if self.native is not None:
-            return self.native.survival(drafts)
-        chances = self._by_confidence(drafts)
-        chances *= self._upto.take(drafts.lengths, axis=0)
-        found = np.empty((len(drafts.slots), self._cap + 1))
-        found[:, 0] = 1.0
-        np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
-        found *= found >= _LEAST_SURVIVAL
-        return found
+        return self.native.survival(drafts)
 
     def choose(
         self, drafts: DraftTable, count: int, requested: Ints | None, row_price: float = 0.0
@@ -233,24 +215,8 @@ class Acceptance:
         asked for; None: what they found is not noted. Returns the positions, [S], the drafts there, and their
         survival.
         """
-        if self.native is not None:
-            taken, columns, survival = self.native.choose(drafts, count, requested, row_price)
-            return taken, DraftTable(*columns), survival
-        taken = np.arange(count)
-        if np.count_nonzero(drafts.lengths):
-            survival = self.drafted_survival(drafts)
-            beyond = np.maximum(survival[:, 1:] - row_price, 0.0)
-            worth = np.add.reduce(beyond, axis=1).reshape(-1, count)
-            expected = np.add.reduce(survival, axis=1).reshape(-1, count)
-            taken += np.where(np.maximum.reduce(worth) > 0, worth, expected).argmax(axis=0) * count
-            survival = survival[taken]
-        else:
-            survival = np.zeros((count, self._cap + 1))
-            survival[:, 0] = 1.0
-        table = drafts.take(taken)
-        if requested is not None:
-            self.note_drafts(table.slots, requested, table.lengths, survival, by_model=False)
-        return taken, table, survival
+        taken, columns, survival = self.native.choose(drafts, count, requested, row_price)
+        return taken, DraftTable(*columns), survival
 
     def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
         """Acceptance of a token is about sigmoid(intercept + slope * confidence), for StopRule. Models only.
@@ -272,126 +238,28 @@ class Acceptance:
         survival: [S, K + 1], as of drafted_survival. A look-up that proposes less than was requested had no more;
         a model that does so was stopped, and what it would have proposed next is not known.
         """
-        if self.native is not None:
-            self.native.note(slots, lengths if by_model else requested, survival, from_text=not by_model)
-            return
-        reached = self._upto.take(lengths if by_model else requested, axis=0)
-        counts = np.empty((len(slots), 2, self._cap))
-        np.multiply(reached, survival[:, :-1], out=counts[:, 0])
-        np.multiply(reached, survival[:, 1:], out=counts[:, 1])
-        kind = _MODEL if by_model else _TEXT
-        own = self._own[kind]
-        lines = own.take(slots, axis=0)
-        lines *= _OWN_KEPT
-        lines += counts
-        own[slots] = lines
-        teaching = self._teaching(slots)
-        if teaching is not None:
-            counts = counts[teaching]
-        of_all = self._all[kind]
-        of_all *= _ALL_KEPT ** len(counts)
-        of_all += np.add.reduce(counts, axis=0)
+        self.native.note(slots, lengths if by_model else requested, survival, from_text=not by_model)
 
     def hold(self, outcomes: DraftOutcomes) -> None:
         """Keep a step's outcomes for learn_held: while a decision serves several steps nothing reads them."""
-        if self.native is not None:
-            self.native.hold(*outcomes)
-            return
-        self._held.append(outcomes)
+        self.native.hold(*outcomes)
 
     def learn_held(self) -> None:
         """Learn the outcomes that are held, all at once."""
-        if self.native is not None:
-            self.native.learn()
-        if self._held:
-            self.learn(*self._held)
-            self._held.clear()
+        self.native.learn()
 
     def learn(self, *steps: DraftOutcomes) -> None:
         """Learn from a step, or from several steps, in which each slot had one sequence only."""
-        if self.native is not None:
-            for each in steps:
-                self.native.hold(*each)
-            self.native.learn()
-            return
-        drafts, decided, accepted = _joined(steps)
-        methods = drafts.methods
-        is_decided = self._is_upto.take(decided, axis=0)
-        present = _present(methods)
-        for method in present:
-            of_method = is_decided if len(present) == 1 else is_decided & (methods == method)[:, None]
-            rows, depths = of_method.nonzero()
-            if len(rows):
-                good = depths < accepted.take(rows)
-                self._learn_tokens(method, drafts.slots.take(rows), drafts.confidences[of_method], depths, good)
-
-    def _learn_tokens(self, method: int, slots: Ints, confidences: Floats, depths: Ints, good: Bools) -> None:
-        """T decided tokens of one method: the curve makes one step, and then every slot's offset.
-
-        An offset follows as in a Kalman filter: the surprise of its tokens over the precision with which it is
-        known, which decided tokens raise and time lowers.
-        """
-        curve, offset, precision = self._curves[method], self._offset[method], self._precision[method]
-        features, count = curve.features(confidences, depths), self._num_slots
-        missed, spread = curve.learn(features, good, self._offsets(method, slots), self._teaching(slots))
-        self._learn_shift(method, slots, missed, spread)
-        precision *= _PRECISION_KEPT ** np.bincount(slots, minlength=count)
-        precision += np.bincount(slots, spread, count)
-        offset += np.bincount(slots, missed, count) / (precision + self._prior_precision)
-        np.maximum(offset, -_LARGEST_OFFSET, out=offset)
-        np.minimum(offset, _LARGEST_OFFSET, out=offset)
-
-    def _learn_shift(self, method: int, slots: Ints, missed: Floats, spread: Floats) -> None:
-        """As for the offset of a slot, of all slots whose tokens are drawn at random."""
-        drawn = self._samples.take(slots)
-        drawn *= self._teaches.take(slots)
-        count = float(np.add.reduce(drawn))
-        if count:
-            precision = self._shift_precision.item(method) * _SHIFT_KEPT**count + float(drawn.dot(spread))
-            self._shift_precision[method] = precision
-            self._shift[method] += float(drawn.dot(missed)) / (precision + _SHIFT_PRECISION)
+        for each in steps:
+            self.native.hold(*each)
+        self.native.learn()
 
     def _offsets(self, method: int, slots: Ints) -> Floats:
-        """What is added to the logits of this method's curve for each of these slots."""
+        """Return the term that is added to the logits of this method's curve for each of these slots."""
         found: Floats = self._samples.take(slots)
         found *= self._shift[method]
         found += self._offset[method].take(slots)
         return found
-
-    def _by_confidence(self, drafts: DraftTable) -> Floats:
-        """[S, K] acceptance given confidence and depth, moved by the slot's offset."""
-        slots, methods, confidences = drafts.slots, drafts.methods, drafts.confidences
-        present = _present(methods)
-        if len(present) == 1:
-            logits = self._curves[present[0]].logits(confidences)
-            logits += self._offsets(present[0], slots)[:, None]
-        else:
-            logits = np.empty_like(confidences)
-            for method in present:
-                chosen = methods == method
-                logits[chosen] = self._curves[method].logits(confidences[chosen])
-                logits[chosen] += self._offsets(method, slots[chosen])[:, None]
-        return _within(sigmoid(logits))
-
-    def _teaching(self, slots: Ints) -> Bools | None:
-        """Whether each of these slots teaches the others; None, as nearly always: all do."""
-        teaching: Bools = self._teaches.take(slots)
-        return None if np.count_nonzero(teaching) == len(teaching) else teaching
-
-
-def _joined(steps: Many[DraftOutcomes]) -> DraftOutcomes:
-    if len(steps) == 1:
-        return steps[0]
-    return DraftOutcomes(
-        joined([each.drafts for each in steps]),
-        np.concatenate([each.decided for each in steps]),
-        np.concatenate([each.accepted for each in steps]),
-    )
-
-
-def _present(methods: Ints) -> list[int]:
-    """The methods that occur."""
-    return methods.tolist() if len(methods) == 1 else np.bincount(methods).nonzero()[0].tolist()
 
 
 def _within(chances: Floats) -> Floats:
@@ -402,14 +270,14 @@ def _within(chances: Floats) -> Floats:
 
 
 def point_mass_outcomes(drafts: DraftTable, sampled: Ints) -> DraftOutcomes:
-    """What the tokens of a step, as of sampled_tokens, say about point masses of which no token was verified."""
+    """Return the outcomes of point masses of which none was verified. sampled: as of sampled_tokens."""
     accepted = np.add.reduce(np.logical_and.accumulate(drafts.token_ids == sampled, axis=1), axis=1)
     decided = np.minimum(accepted + 1, drafts.lengths)
     return DraftOutcomes(drafts, np.minimum(decided, np.count_nonzero(sampled != _NOT_SAMPLED, axis=1)), accepted)
 
 
 def sampled_tokens(token_ids: Many[tuple[int, ...]], width: int) -> Ints:
-    """[S, width] the first tokens that a step sampled for each sequence; no token ids beyond them."""
+    """Return the first tokens [S, width] that a step sampled for each sequence, padded with no token id."""
     found = np.full((len(token_ids), width), _NOT_SAMPLED, dtype=np.int64)
     lengths = np.array([len(each) for each in token_ids], dtype=np.int64)
     if lengths.max() > width:

@@ -83,7 +83,7 @@ class OtherRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """What a step should take, as of its launch.
+    """Predicted time of a step, as of its launch.
 
     predicted_s: how long the step should take. verified: None: the step has prompts. guarded, overlapped: for the
     guards of drafts and of overlapped drafting; None: it was not asked.
@@ -132,7 +132,7 @@ class SpeculationControl:
         overlap: OverlapOptions | None = None,
         times_itself: bool = True,
         guarded: bool = True,
-        make_native: MakeNativeAcceptance | None = None,
+        make_native: MakeNativeAcceptance,
         acceptance: Acceptance | None = None,
         texts: Texts | None = None,
     ) -> None:
@@ -218,7 +218,7 @@ class SpeculationControl:
         self.watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
-        """What speculation has done so far for a sequence that has a slot."""
+        """Summarize what speculation has done so far for a sequence that has a slot."""
         return self._statistics.summary(sequence.held_slot, sequence.speculated, self._policy.name)
 
     def stats(self) -> SpeculationStats:
@@ -265,7 +265,7 @@ class SpeculationControl:
     def skip_policy(
         self, count: int, *, others: int = 0, prompts: bool = False, launches_ahead: bool = True
     ) -> bool:
-        """Whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
+        """Return whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
 
         If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
         others: further sequences, which may not draft. prompts: the step computes some. launches_ahead: the step
@@ -293,7 +293,7 @@ class SpeculationControl:
     def decide(
         self, sequences: Many[Sequence], others: OtherRows, *, budget: int, room: Room
     ) -> StepDrafts | None:
-        """Which sequences draft before the next step; None: the step has no such drafts.
+        """Decide which sequences draft before the next step; None: the step has no such drafts.
 
         sequences: that may draft. budget: rows of a step. room: how many of the given tokens have KV blocks.
         """
@@ -367,7 +367,7 @@ class SpeculationControl:
                 self._keep(step)
 
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
-        """What the next step verifies of the drafts made during the last one.
+        """Choose what the next step verifies of the drafts made during the last one.
 
         None: nothing. Arguments as in decide.
         """
@@ -420,7 +420,7 @@ class SpeculationControl:
     def decide_overlapped(
         self, sequences: Many[Sequence], num_unverified: Many[int], *, budget: int, room: Room
     ) -> StepDrafts | None:
-        """Which sequences draft concurrently with the step that is about to run; None: no sequence does.
+        """Decide which sequences draft concurrently with the step that is about to run; None: no sequence does.
 
         sequences: that may draft, with num_unverified draft tokens each in the step. budget, room: as in decide;
         room is asked about those tokens and the new ones together.
@@ -594,7 +594,7 @@ class SpeculationControl:
         self._pause = min(self._pause + 1 if self._pause < _SHORT_PAUSE else 2 * self._pause, _LONGEST_PAUSE)
 
     def _limits(self, batch: Batch, rows_each: int) -> Ints | None:
-        """[S] most tokens that each sequence may draft; None: no sequence may draft any."""
+        """Return the maximum number of tokens [S] that each sequence may draft; None: none may draft any."""
         wanted = np.minimum(batch.caps, batch.remaining)
         limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
         if np.count_nonzero(limit > _ZERO) == len(limit):
@@ -620,7 +620,7 @@ class SpeculationControl:
         if np.count_nonzero(limit) < count:
             at = limit.nonzero()[0]
         native, texts = self._acceptance.native, self._texts
-        if native is None or texts is None or not texts.are_all():
+        if texts is None or not texts.are_all():
             candidates = self._looking(batch, limit, others, at)
             places = chosen if at is None else at.tolist()
             return StepDrafts(
@@ -689,7 +689,7 @@ class SpeculationControl:
     def _candidates(
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
     ) -> Candidates:
-        """What the policy looks at. A cached decision keeps the survival that it was made with.
+        """Return the policy's input. A cached decision keeps the survival that it was made with.
 
         Nothing asks for the survival of drafts from text before they are there, except a new decision.
         """
@@ -721,7 +721,7 @@ class SpeculationControl:
     def _with_room(
         self, sequences: Many[Sequence], candidates: Candidates, lengths: Ints, room: Room
     ) -> StepDrafts | None:
-        """What the sequences draft that have KV blocks for it; None: no sequence drafts."""
+        """Return the drafts of those sequences that have KV blocks for them; None: no sequence drafts."""
         count, num_wanted = len(sequences), np.count_nonzero(lengths)
         wanted = lengths.tolist()
         if num_wanted == count and room([*sequences], wanted) == wanted:
@@ -753,7 +753,7 @@ class SpeculationControl:
         return chosen[fits], fitting[fits]
 
     def _left_to_model(self, step: StepDrafts) -> Ints:
-        """[S] tokens that the model drafts in place of a sequence's draft from text."""
+        """Return the tokens [S] that the model drafts in place of a sequence's draft from text."""
         slots, table = step.candidates.slots, step.table
         limit = np.minimum(step.lengths, self._model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
@@ -811,7 +811,7 @@ class SpeculationControl:
         self._statistics.time_drafting(predicted_s, run_s)
 
     def _learn_drafting(self, step: StepDrafts) -> None:
-        """What the drafts took. Afterwards no KV is missing of those that the model drafted for."""
+        """Learn how long drafting took. Afterwards no KV is missing of those that the model drafted for."""
         drafts, lengths, missing_kv = step.drafts, step.table.lengths, step.candidates.sequences.missing_kv
         if not drafts.passes:
             self._time_look_up(drafts.run_s, len(lengths))

@@ -78,7 +78,7 @@ class Objective:
         return self._verify_s.take(num_drafted)
 
     def verify_upto_s(self, most: int) -> Floats:
-        """[most + 1] seconds of the step with 0 … most draft rows, and what keeping any takes on the host."""
+        """Return the seconds [most + 1] of the step with 0 … most draft rows, and of keeping any on the host."""
         found = self._verify_s[: most + 1]
         if kept_s := self._posterior.kept_s(self._decodes):
             found = found + kept_s
@@ -105,13 +105,13 @@ class Choice:
 def best_prefixes(
     objective: Objective, survival: Floats, lengths: Ints, extra_s: float = 0.0, *, least: Ints | None = None
 ) -> Choice:
-    """How many of each sequence's draft tokens to verify so that G is largest; exact.
+    """Return how many of each sequence's draft tokens to verify so that G is largest; exact.
 
     survival: [S, K + 1]. lengths: [S] tokens of each draft. extra_s: seconds in addition to the step. least: [S]
     tokens that are verified in any case (needs.py). Of the others the most likely ones come first, and since
     survival falls they form prefixes. Every number of them is tried, because time is a staircase.
     """
-    offered, tokens, num_first = _best_first(survival[:, 1:], lengths, least)
+    offered, tokens, num_first = best_first(survival[:, 1:], lengths, least)
     worth = np.empty(len(offered) + 1)
     worth[0] = objective.worth
     worth[1:] = offered
@@ -128,18 +128,16 @@ def best_kept(
     objective: Objective,
     candidates: Candidates,
     lengths: Ints,
-    native: NativeAcceptance | None,
+    native: NativeAcceptance,
     least: Ints | None = None,
 ) -> Choice:
     """The same for the drafts of candidates."""
-    if native is None:
-        return best_prefixes(objective, candidates.survival, lengths, least=least)
     seconds = objective.verify_upto_s(lengths.size * (candidates.survival.shape[1] - 1))
     kept, rate = native.best_prefixes(candidates.survival, least, lengths, seconds, objective.worth)
     return Choice(lengths=kept, rate=rate)
 
 
-def _best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Floats, Ints, int]:
+def best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Floats, Ints, int]:
     """Survival of the drafts' tokens and the index of each, [S, K] flattened: the least ones, then falling.
 
     Also how many the least ones are.
@@ -165,12 +163,12 @@ def _best_first(survival: Floats, lengths: Ints, least: Ints | None) -> tuple[Fl
 
 @functools.lru_cache(maxsize=8)
 def upto(num_depths: int) -> NDArray[np.bool_]:
-    """[K + 1, K]; line n is True for the first n depths. Read only."""
+    """Return a mask [K + 1, K]; line n is True for the first n depths. Read only."""
     return np.tri(num_depths + 1, num_depths, -1, dtype=np.bool_)
 
 
 def seconds_with_drafts(candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
-    """Of the step with drafts by a model of these lengths, less what prompts add."""
+    """Return the seconds of the step with model drafts of these lengths, less what prompts add."""
     drafted = lengths.sum(keepdims=True)
     gap_s = objective.drafting_gap_s if drafted.item(0) else 0.0
     return costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
@@ -236,7 +234,7 @@ def best_lengths(
 
 
 def _sequences_best_first(survival: Floats, limit: Ints, prices: Floats, text: TextDrafts | None) -> Ints:
-    """[S] positions by what a whole draft of the model adds, less what it costs each sequence in tokens."""
+    """Return the positions [S] by the gain of a whole draft of the model, less its price in tokens."""
     if len(limit) == 1:
         return np.zeros(1, dtype=np.int64)
     gains = np.add.reduce(survival * upto(survival.shape[1]).take(limit, axis=0), axis=1) - prices
@@ -246,7 +244,7 @@ def _sequences_best_first(survival: Floats, limit: Ints, prices: Floats, text: T
 
 
 def _catchup_s(candidates: Candidates, costs: CostModel) -> Floats:
-    """[S] seconds per step for the missing draft KV: an investment in the remaining steps."""
+    """Return the seconds [S] per step for the missing draft KV: an investment in the remaining steps."""
     if not np.count_nonzero(candidates.sequences.missing_kv):
         return np.zeros(candidates.num_sequences)
     seconds = costs.catchup_s(candidates.sequences.missing_kv)

@@ -100,7 +100,7 @@ class _Record:
         return of_answer
 
     def move_on(self) -> None:
-        """What acceptance has been of late is what is expected from now on."""
+        """Expect from now on the acceptance seen of late."""
         if self.behind > 0:
             self.drafts, self.right = float(self.new_drafts), float(self.new_right)
         self.behind = 0.0
@@ -291,12 +291,12 @@ class DrafterWatch:
         self._num_checked = self._num_differed = 0
 
     def _size(self, slot: int) -> int:
-        """Of the slot's position: positions from 2**(n - 1) on have size n."""
+        """Return the size of the slot's position: positions from 2**(n - 1) on have size n."""
         return int(self._known[slot]).bit_length()
 
 
 def _difference(some: list[float], others: list[float]) -> float:
-    """By how much more some pieces have missed than the others on average; 0 where that is not most of it."""
+    """Return how much more some pieces missed than the others on average; 0 where that is not most of it."""
     if min(len(some), len(others)) < _LEAST_PIECES:
         return 0.0
     one, other = sum(some) / len(some), sum(others) / len(others)

@@ -202,7 +202,7 @@ class Faser(Policy):
     def _planned(
         self, choice: Choice | None, candidates: Candidates, objective: Objective, text: TextDrafts | None = None
     ) -> Ints:
-        """What targets need of the model's drafts, then what throughput wants of them. choice: None: none.
+        """Plan what targets need of the model's drafts, then what throughput wants of them. choice: None: none.
 
         text: drafts that are there; one that brings as many tokens as the model's would stays. Where targets need
         more than throughput wants, no draft of the step stops short.

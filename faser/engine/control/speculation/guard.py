@@ -102,7 +102,7 @@ class _Group:
 
     @property
     def drafts(self) -> bool:
-        """Whether the step that is launched next may have drafts.
+        """Return whether the step that is launched next may have drafts.
 
         Where the seconds of too many steps have remained unknown, the group goes on with those it lacks.
         """
@@ -188,7 +188,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Load:
-    """What is known of a load.
+    """Statistics of a load.
 
     ratio: common steps for each rare one. reference: tokens a sequence of a step without drafts. usual: time of
     such a step, in plain steps. tokens, variance: a sequence, of the last num_drafting steps with drafts. against:
@@ -222,7 +222,7 @@ def level_of(num_sequences: int, *, prompts: bool) -> int:
 
 
 class Guard:
-    """See the module. A load is how many sequences decode, up to a factor of 2, or all steps with prompts."""
+    """Guard of one decision, by load: how many sequences decode, up to a factor of 2, or steps with prompts."""
 
     def __init__(self, *, seed: int = 0, rare_steps: int = RARE_STEPS, plain_is_known: bool = True) -> None:
         """plain_is_known: the other side brings one token a sequence; else it drafts as well, in another way."""
@@ -257,7 +257,7 @@ class Guard:
             self._conclude(load, step.plain_s)
 
     def paid(self) -> tuple[PaidRatio, ...]:
-        """By load, lowest first; a load at which no group is over is left out."""
+        """Return the measured gain by load, lowest first; a load at which no group is over is left out."""
         found = []
         for level, load in sorted(self._loads.items()):
             mean = load.mean

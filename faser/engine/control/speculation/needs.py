@@ -42,13 +42,13 @@ class Urgency(NamedTuple):
     num_sequences: int
 
     def lengths(self, count: int) -> Ints:
-        """[S] draft lengths of the first tokens."""
+        """Return the draft lengths [S] of the first `count` tokens."""
         lengths: Ints = np.bincount(self.places[:count], minlength=self.num_sequences)
         return lengths
 
 
 def needed_tokens(candidates: Candidates, limit: Ints, seconds: Callable[[int, Urgency], float]) -> Ints | None:
-    """[S] draft tokens that targets need, at most limit; None, as nearly always: none at all.
+    """Return the draft tokens [S] that targets need, at most limit; None, as nearly always: none at all.
 
     seconds: of the step with this number of the most urgent tokens; more of them never make it shorter.
     """

@@ -67,7 +67,7 @@ class OverlapOutcome:
 
 
 class Frontiers:
-    """By slot: whether it drafts overlapped, and the draft that stands, until it is taken."""
+    """State by slot: whether it drafts overlapped, and the draft that stands, until it is taken."""
 
     def __init__(self, num_slots: int) -> None:
         self._standing = NO_DRAFTS
@@ -84,12 +84,12 @@ class Frontiers:
             self._standing = self._standing.take(self._standing.slots != slot)
 
     def choose(self, slots: Ints, chosen: Ints) -> None:
-        """Of these slots those at the positions `chosen` draft overlapped."""
+        """Let those of these slots that are at the positions `chosen` draft overlapped, and no others."""
         self._drafts[slots] = False
         self._drafts[slots[chosen]] = True
 
     def drafts(self, slots: Ints) -> Bools:
-        """[S] whether each slot drafts overlapped."""
+        """Return whether each slot drafts overlapped: [S]."""
         return self._drafts[slots]
 
     def learn(
@@ -132,7 +132,7 @@ class OverlapChoice:
 
 
 class OverlapControl:
-    """Whether drafts are made concurrently with steps, and what of them is verified.
+    """Decision whether drafts are made concurrently with steps, and which of them are verified.
 
         wants           whether the next step's drafts are made during the step before it
         ready, chunks   what of the drafts made during the last step the next step verifies
@@ -165,7 +165,7 @@ class OverlapControl:
 
     @property
     def share(self) -> float:
-        """Of the processors that the drafter has; 0: drafts are not overlapped."""
+        """Return the drafter's share of the processors; 0: drafts are not overlapped."""
         return self._options.share if self.is_on else 0.0
 
     def stats(self) -> RoleStats:
@@ -184,7 +184,7 @@ class OverlapControl:
         self._frontiers.clear()
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether drafts may be made concurrently with this step.
+        """Return whether drafts may be made concurrently with this step.
 
         Not if lanes replay graphs and might have none for it: one host thread enqueues both lanes, and the draft
         would wait for hundreds of launches of the step. Steps with prompts may lack one whatever their size.
@@ -202,7 +202,7 @@ class OverlapControl:
         return self.has_lanes and self._mode == ON
 
     def wants(self, num_sequences: int, *, measured: bool, prompts: bool) -> bool:
-        """Whether drafts are made during the next step, of num_sequences that decode.
+        """Return whether drafts are made during the next step, of num_sequences that decode.
 
         measured: the guard may decide. prompts: the step computes some, and is no example of either way.
         """
@@ -282,7 +282,7 @@ class OverlapControl:
         return survival, kept
 
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
-        """[S] tokens that each slot drafts during the next step, as far as limit allows; 0: none."""
+        """Return the tokens [S] that each slot drafts during the next step, as far as limit allows; 0: none."""
         assert self._choice is not None, "drafts are not overlapped"
         return np.where(self._frontiers.drafts(slots), _with_chunks(np.clip(limit, 0, self._choice.length)), 0)
 

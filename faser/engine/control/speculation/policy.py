@@ -15,7 +15,7 @@ from faser.engine.contract.plan import StopRule
 
 
 class DraftingSequences(NamedTuple):
-    """What is known of S sequences that could draft, in order of priority; [S] each.
+    """Facts about S sequences that could draft, in order of priority; [S] each.
 
     slots: of the engine.
     lacking: tokens that the sequence is behind its target per token; below 0: ahead of it; -inf: it has none.
@@ -42,7 +42,7 @@ class DraftingSequences(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What is known of a step before it has drafts.
+    """Facts about a step before it has drafts.
 
     other_rows: rows except one per candidate and the drafts: prompts, and sequences that cannot draft.
     other_sequences: how many of those rows bring a sequence its next token.

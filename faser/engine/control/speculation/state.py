@@ -25,7 +25,7 @@ _CHANGED = 16  # a decision ends once one sequence in 16 has come or gone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Members:
-    """What stays the same while the same sequences come in the same order. Arrays: [S], read only.
+    """Facts that stay while the same sequences come in the same order. Arrays: [S], read only.
 
     ends: number of known tokens from which a draft is useless. lacking: 0, and -inf of sequences without a target.
     wanted_per_s: as in DraftingSequences.
@@ -167,7 +167,7 @@ class SpeculationState:
         )
 
     def missing_kv(self, batch: Batch) -> Ints:
-        """[S] known tokens that the draft KV cache lacks. Read only."""
+        """Return how many known tokens [S] the draft KV cache lacks. Read only."""
         if not self._catches_up:
             return self._nothing[: len(batch.slots)]
         missing: Ints = batch.known - self._draft_kv.take(batch.slots)
@@ -178,10 +178,10 @@ class SpeculationState:
         return fewer
 
     def expected_tokens(self, batch: Batch) -> Ints:
-        """[S] tokens that each sequence is expected to generate yet: what its client has announced, else the mean
-        answer length, at most up to its end.
+        """Return the tokens [S] that each sequence is expected to generate yet, at most up to its end.
 
-        The tokens it has generated already do not count beside a mean: they say little about those to come.
+        They are what its client has announced, else the mean answer length. The tokens it has generated already do
+        not count beside a mean: they say little about those to come.
         """
         usual: Ints = batch.remaining
         if self._num_ended:
@@ -193,7 +193,7 @@ class SpeculationState:
         return np.where(announced > 0, left, usual)
 
     def lacking(self, batch: Batch) -> tuple[Floats, Floats]:
-        """[S] each: DraftingSequences.lacking and wanted_per_s. Read only.
+        """Return DraftingSequences.lacking and wanted_per_s, [S] each. Read only.
 
         batch: the one that `batch` returned last. The time of a sequence's tokens is measured from its first call
         on, through preemptions: what it waits counts.

@@ -199,7 +199,7 @@ class SpeculationStatistics:
         self._overlap_s += overlap_s
 
     def deciding(self) -> "SpeculationStatistics":
-        """As a context: the host decides or learns in it."""
+        """Return a context in which the host decides or learns; its time is counted."""
         return self
 
     def __enter__(self) -> None:

@@ -13,9 +13,6 @@ from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.control.speculation.acceptance import (
     Acceptance,
-    DraftOutcomes,
-    point_mass_outcomes,
-    sampled_tokens,
 )
 from faser.engine.control.speculation.policy import Candidates
 
@@ -28,7 +25,7 @@ _NOT_THERE = Drafts(step=0, table=NO_DRAFTS, run_s=0.0)
 
 @dataclass(slots=True, kw_only=True)
 class StepDrafts:
-    """See the module.
+    """Drafts of one step, from the decision to what was verified: see the module.
 
     S sequences draft. By the decision:
     chosen: positions of these sequences among those that might have drafted.
@@ -72,7 +69,7 @@ class StepDrafts:
 
     @property
     def table(self) -> DraftTable:
-        """[S] one draft for each sequence."""
+        """Return the table [S] with one draft for each sequence."""
         return self.drafts.table
 
     @property
@@ -140,31 +137,17 @@ class StepDrafts:
         """
         kept = self.kept if num_cut is None else self.kept - num_cut
         if self.is_looked:
-            assert acceptance.native is not None
             return acceptance.native.judge_look(sampled, self.table, kept)
-        if acceptance.native is not None:
-            return acceptance.native.judge(
-                sampled,
-                self.table,
-                kept,
-                self.from_text,
-                self.taken,
-                self.by_model,
-                num_decided=self.num_decided,
-                is_drawn=self.is_drawn,
-            )
-        by_slot = sampled.by_slot()
-        tokens = [by_slot.get(slot, ()) for slot in self.table.slots.tolist()]
-        accepted: Ints = np.array([*map(len, tokens)], dtype=np.int64) - _BONUS
-        at = (accepted >= 0).nonzero()[0]
-        if len(at):
-            last_ids = np.array([tokens[i][-1] for i in at.tolist()], dtype=np.int64)
-            acceptance.hold(self.outcomes(at, kept[at], accepted[at], last_ids))
-        others = self.not_taken()
-        if len(others.slots):
-            came = sampled_tokens([by_slot.get(slot, ()) for slot in others.slots.tolist()], others.width)
-            acceptance.hold(point_mass_outcomes(others, came))
-        return accepted
+        return acceptance.native.judge(
+            sampled,
+            self.table,
+            kept,
+            self.from_text,
+            self.taken,
+            self.by_model,
+            num_decided=self.num_decided,
+            is_drawn=self.is_drawn,
+        )
 
     def not_taken(self) -> DraftTable:
         """The drafts from text in whose place another one was taken."""
@@ -174,19 +157,3 @@ class StepDrafts:
             taken[self.by_model] = False
             others[self.taken[taken]] = False
         return self.from_text.take(others) if np.count_nonzero(others) else NO_DRAFTS
-
-    def outcomes(self, at: Ints, kept: Ints, accepted: Ints, last_ids: Ints) -> DraftOutcomes:
-        """What the step decides about the drafts at these positions.
-
-        kept, accepted, last_ids: [len(at)] verified tokens, those of them that were accepted, and the last token
-        that the step sampled.
-        """
-        drafts = self.table.take(at)
-        if self.is_drawn:
-            return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, kept), accepted)
-        accepted, kept = accepted + self.num_decided, kept + self.num_decided
-        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, drafts.width - 1)]
-        right = first_cut == last_ids
-        right &= accepted == kept
-        right &= kept < drafts.lengths
-        return DraftOutcomes(drafts, np.minimum(accepted + _BONUS, drafts.lengths), accepted + right)

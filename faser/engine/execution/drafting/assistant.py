@@ -76,10 +76,11 @@ class CentroidHead:
 
 
 class AssistantHead:
-    """See Head. What run returns is, side by side, the hidden values of the next pass and those of the logits."""
+    """Head of Gemma 4's assistant. `run` returns the next pass's hidden values and the logits', side by side."""
 
     drafting_stack = None
     draft_ids = None
+    vocabulary = None
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ def assistant_shapes(spec: AssistantSpec) -> dict[str, Shape]:
 
 
 class AssistantDrafter:
-    """See Drafter. table: the target's blocks."""
+    """Drafter that runs Gemma 4's assistant on the target's KV cache. table: the target's blocks."""
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 

@@ -8,6 +8,7 @@ A place's candidates are few and differ by sequence. The sampler sees the union 
 the order of the target's ids, so that ties and the race for random tokens are those of the whole vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -26,15 +27,20 @@ from faser.engine.execution.drafting.loop import (
     DraftProgress,
     Piece,
     chunks,
+    drafted,
     no_drafts,
 )
-from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
+from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.block_drafting import BlockInputs
+from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import RowLayout
+
+_log = logging.getLogger("faser")
 
 _LARGEST = 100.0  # log-odds of a confidence
 
@@ -56,6 +62,11 @@ class BlockRunner:
         self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
+        drafting, self._stack = backend.block_drafting, model.drafting_stack
+        takes = drafting is not None and self._stack is not None and drafting.takes(self._stack)
+        self._drafting = drafting if takes else None
+        if drafting is not None and not takes:
+            _log.info("%s drafts operation by operation: its layers have no native pass", model.spec.method)
 
     @property
     def device(self) -> torch.device:
@@ -79,12 +90,22 @@ class BlockRunner:
         return repeatable_memory(self._backend, self._cache)
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
-        """[B, H] hidden of the rows of blocks. layout: of all rows. token_ids: [B].
+        """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].
 
         context: how many rows of each sequence come before its block. states: [C, K * H], theirs.
         """
         rows = block_rows(self._backend, self.head, layout, context, token_ids, self._block_size)
         return self.head.run(states, rows, self._cache)
+
+    @property
+    def drafts_in_one_call(self) -> bool:
+        return self._drafting is not None
+
+    def draft_all(self, inputs: BlockInputs, rules: DraftRules) -> DraftedTokens:
+        """The drafts of `run` and the loop's walk."""
+        assert self._drafting is not None, "see drafts_in_one_call"
+        assert self._stack is not None
+        return self._drafting.draft(self._stack, self._cache, inputs, rules, self.head.draft_room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:
@@ -109,15 +130,27 @@ class BlockRunner:
 
 
 class BlockLoop:
-    """See DraftLoop. table: of the drafter's cache. max_rows: most rows of a pass. sampler: of target's tokens."""
+    """Loop of a block drafter. One native call where the runner has it, else operation by operation.
+
+    table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
+    chooses, where one call can do that; None: it cannot.
+    """
 
     def __init__(
-        self, runner: BlockRunner, table: BlockTable, states: HiddenStates, sampler: DraftSampler, *, max_rows: int
+        self,
+        runner: BlockRunner,
+        table: BlockTable,
+        states: HiddenStates,
+        sampler: DraftSampler,
+        *,
+        max_rows: int,
+        predicts: PointMassSampler | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._states = states
         self._sampler = sampler
+        self._predicts = predicts if runner.drafts_in_one_call else None
         self._max_rows = max_rows
         self._spec = runner.head.spec
         self._mask = self._spec.mask_token_id or 0  # any token where masks have an embedding of their own
@@ -132,9 +165,9 @@ class BlockLoop:
         return self._spec.rows(min(max_tokens, self._spec.most_tokens))
 
     @torch.inference_mode()
-    def read(self, states: DraftInput) -> None:
+    def read(self, inputs: Sequence[DraftInput]) -> None:
         """Compute the context rows of committed tokens, without a draft."""
-        self._read([states])
+        self._read(inputs)
 
     @torch.inference_mode()
     def draft(
@@ -148,8 +181,33 @@ class BlockLoop:
             return no_drafts()
         most = self._spec.most_tokens
         inputs = [replace(each, max_tokens=min(each.max_tokens, most)) for each in inputs]
+        num_rows = sum([len(each.token_ids) + self._spec.rows(each.max_tokens) for each in inputs])
+        if self._predicts is not None and num_rows <= self._max_rows:
+            return self._in_one_call(inputs, self._predicts)
         hidden, passes = self._pass(inputs)
         return self._walk(inputs, hidden).batch(passes)
+
+    def _in_one_call(self, inputs: Sequence[DraftInput], predicts: PointMassSampler) -> DraftBatch:
+        slots = [each.slot for each in inputs]
+        starts, context = np.array([(each.start, len(each.token_ids)) for each in inputs]).T
+        max_tokens = np.array([each.max_tokens for each in inputs])
+        draft_starts = starts + context + [each.shift for each in inputs]
+        ahead = predicts.ahead(np.array(slots), draft_starts, int(max_tokens.max()))
+        found = self._runner.draft_all(
+            BlockInputs(
+                starts=starts,
+                context=context,
+                anchors=np.array([each.token_ids[-1] for each in inputs]),
+                states=self._states.gather([piece for each in inputs for piece in each.states]),
+                block_table=self._table.of(slots),
+            ),
+            DraftRules(
+                max_tokens=max_tokens,
+                metadata=None if ahead is None else ahead.metadata,
+                noise=None if ahead is None else ahead.noise,
+            ),
+        )
+        return drafted(found)
 
     def _read(self, inputs: Sequence[DraftInput]) -> int:
         states, passes, first = self._states.gather([piece for each in inputs for piece in each.states]), 0, 0
@@ -160,7 +218,7 @@ class BlockLoop:
         return passes
 
     def _pass(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
-        """[N, H] hidden of the rows that predict, draft after draft, and how many passes that took."""
+        """Return hidden [N, H] of the rows that predict, draft after draft, and how many passes that took."""
         num_context = sum([len(each.token_ids) for each in inputs])
         num_block = sum([self._spec.rows(each.max_tokens) for each in inputs])
         if num_context + num_block <= self._max_rows:

@@ -1,14 +1,13 @@
 """Drafts of a second, smaller model with weights and a KV cache of its own.
 
-The cache has the target's blocks: one block table, one set of block numbers, two tensors. Speculative decoding
-with a small model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+The cache has the target's blocks (block_marks.py). Speculative decoding with a small model: Leviathan et al.,
+arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.block_marks import BlockMarks, MarkedLine
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.loop import DraftInput, DraftLoop, ModelPasses
@@ -16,12 +15,11 @@ from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
 
 METHOD = "draft_model"
-_DIGEST_BYTES = 32  # as in the target's prefix index: two prefixes with one digest cannot be found
 _USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no row, and the bonus token
 
 
 class DraftModel:
-    """See Drafter and Rebuilds. passes: those of the loop.
+    """Drafter that runs a second, smaller model. passes: those of the loop.
 
     max_positions: the context length of the draft model; longer sequences draft nothing.
 
@@ -90,16 +88,12 @@ class DraftModel:
         return differs
 
     def _room(self, request: DraftRequest) -> int:
-        """How many tokens can be drafted. The last of them is no row, so its position may be max_positions."""
+        """Return how many tokens can be drafted. The last one is no row, so its position may be max_positions."""
         return self._max_positions - self._kv.num_known(request.slot) - len(request.unverified) + 1
 
 
 class DraftKvCache:
-    """What a draft model's cache holds: how many tokens of each slot, and the content of each block. No tensors.
-
-    The target may give a slot a block that it shares with another sequence. Whether the draft model has computed
-    that block too is decided by content: a block that is full of committed tokens is marked with the digest of all
-    tokens up to its end, and loses the mark before anything else is written to it.
+    """Contents of a draft model's cache: how many tokens of each slot, and, by marks, of each block. No tensors.
 
         position    0 ......... computed ......... num_known | unverified and draft tokens
         draft KV    |    valid     |      missing            | fed: valid as far as the sequence agrees with them
@@ -109,8 +103,7 @@ class DraftKvCache:
 
     def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:
         self._table = table
-        self._block_size = block_size
-        self._marks: list[bytes | None] = [None] * num_blocks
+        self._marks = BlockMarks(table, num_blocks=num_blocks, block_size=block_size)
         self._sequences: dict[int, _CachedSequence] = {}
 
     def start(self, slot: int, token_ids: Sequence[int]) -> None:
@@ -123,7 +116,7 @@ class DraftKvCache:
         """Leading tokens of the sequence that need not be computed. Before its first draft: in adopted blocks."""
         sequence = self._sequences[slot]
         if not sequence.adopted:
-            self._adopt(sequence, self._table.blocks(slot))
+            sequence.computed = self._marks.adopt(slot, sequence)
         return sequence.computed
 
     def num_known(self, slot: int) -> int:
@@ -136,12 +129,11 @@ class DraftKvCache:
 
     def computed_blocks(self, slot: int) -> list[int]:
         """The blocks of these tokens."""
-        return self._table.blocks(slot)[: -(-self._sequences[slot].computed // self._block_size)]
+        return self._table.blocks(slot)[: -(-self._sequences[slot].computed // self._marks.block_size)]
 
     def distrust(self, slot: int) -> None:
         """The slot's tokens have had to be computed again: so must what no sequence holds, and what was fed."""
-        held = {block for each in self._sequences for block in self._table.blocks(each)}
-        self._marks = [mark if block in held else None for block, mark in enumerate(self._marks)]
+        self._marks.keep(self._sequences)
         self._sequences[slot].fed = ()
 
     def missing(self, slot: int, max_tokens: int, unverified: tuple[int, ...] = ()) -> DraftInput:
@@ -152,14 +144,11 @@ class DraftKvCache:
         """
         sequence = self._sequences[slot]
         if not sequence.adopted:
-            self._adopt(sequence, self._table.blocks(slot))
+            sequence.computed = self._marks.adopt(slot, sequence)
             sequence.adopted = True
         num_known = len(sequence.token_ids)
         start = min(sequence.computed + _num_shared(sequence.fed, unverified), num_known + len(unverified) - 1)
-        first = start // self._block_size
-        for block in self._table.blocks(slot, first):
-            self._marks[block] = None
-        sequence.num_marked = min(sequence.num_marked, first)
+        self._marks.clear(slot, sequence, start)
         missing: Sequence[int]
         if start >= num_known:
             missing = unverified[start - num_known :]
@@ -173,7 +162,7 @@ class DraftKvCache:
         sequence = self._sequences[slot]
         sequence.computed = len(sequence.token_ids)
         sequence.fed = fed
-        self._mark(slot, sequence)
+        self._marks.mark(slot, sequence, sequence.computed)
 
     def extend(self, slot: int, token_ids: tuple[int, ...]) -> None:
         """The sequence continues with token_ids. Fed tokens that agree stay; later ones do if all agree."""
@@ -183,65 +172,36 @@ class DraftKvCache:
             sequence.computed += num_shared
             sequence.fed = sequence.fed[num_shared:] if num_shared == len(token_ids) else ()
         sequence.token_ids.extend(token_ids)
-        self._mark(slot, sequence)
+        self._marks.mark(slot, sequence, sequence.computed)
 
     def check_invariants(self) -> None:
         """Raises AssertionError where counts, marks and tokens disagree. Slow: for tests."""
         for slot, sequence in self._sequences.items():
+            size = self._marks.block_size
             assert 0 <= sequence.computed <= len(sequence.token_ids)
-            assert sequence.num_marked * self._block_size <= sequence.computed
-            blocks = self._table.blocks(slot)
+            assert sequence.num_marked * size <= sequence.computed
             assert not sequence.fed or sequence.computed == len(sequence.token_ids)
-            assert sequence.computed + len(sequence.fed) <= len(blocks) * self._block_size
-            for i in range(sequence.num_marked):
-                assert self._marks[blocks[i]] == self._digest(sequence, i)
-
-    def _adopt(self, sequence: "_CachedSequence", blocks: list[int]) -> None:
-        """Take over the leading blocks whose mark is the digest of the sequence's own tokens."""
-        for i in range(len(sequence.token_ids) // self._block_size):
-            if self._marks[blocks[i]] != self._digest(sequence, i):
-                break
-            sequence.num_marked = i + 1
-        sequence.computed = sequence.num_marked * self._block_size
-
-    def _mark(self, slot: int, sequence: "_CachedSequence") -> None:
-        num_full = sequence.computed // self._block_size
-        if sequence.num_marked >= num_full:
-            return
-        for i, block in enumerate(self._table.blocks(slot, sequence.num_marked)[: num_full - sequence.num_marked]):
-            self._marks[block] = self._digest(sequence, sequence.num_marked + i)
-        sequence.num_marked = num_full
-
-    def _digest(self, sequence: "_CachedSequence", i: int) -> bytes:
-        size = self._block_size
-        while len(sequence.digests) <= i:
-            k = len(sequence.digests)
-            before = sequence.digests[-1] if k else b""
-            content = sequence.token_ids[k * size : (k + 1) * size].tobytes()
-            sequence.digests.append(blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
-        return sequence.digests[i]
+            assert sequence.computed + len(sequence.fed) <= len(self._table.blocks(slot)) * size
+            self._marks.check_invariants(slot, sequence)
 
 
-class _CachedSequence:
+class _CachedSequence(MarkedLine):
     """One slot. computed: known tokens in the cache. fed: the tokens after all known ones that it holds as well.
 
-    digests[i]: of all tokens up to the end of block i. num_marked: leading blocks that have their mark.
     adopted: blocks that were computed before this sequence started have been looked for.
     """
 
-    __slots__ = ("adopted", "computed", "digests", "fed", "num_marked", "token_ids")
+    __slots__ = ("adopted", "computed", "fed")
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self.token_ids = array("i", token_ids)
+        super().__init__(token_ids)
         self.computed = 0
         self.fed: tuple[int, ...] = ()
-        self.digests: list[bytes] = []
-        self.num_marked = 0
         self.adopted = False
 
 
 def _num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many leading tokens are equal."""
+    """Count the leading tokens that are equal."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
         return count

@@ -49,7 +49,7 @@ class Drafter(Protocol):
 
     @property
     def drafts_overlapped(self) -> bool:
-        """Whether it can continue unverified tokens, in a thread of its own, while the target verifies them.
+        """Return whether it can continue unverified tokens in its own thread while the target verifies them.
 
         False where it computes with the target's KV cache, and where drafts are not point masses: the first token
         of an overlapped draft is accepted by being equal to the bonus token, which holds for point masses only.
@@ -92,7 +92,7 @@ def by_slot(
 
 
 def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
-    """What the control plane hears of the proposals."""
+    """Return the drafts as the control plane gets them."""
     return Drafts(
         step=plan.step,
         table=proposals.table,
@@ -147,7 +147,7 @@ class ProposedDrafts:
         self._proposals = _NOTHING
 
     def probs(self, rows: DraftLayout) -> Tensor | None:
-        """[T, V] float64, the distribution that each drafted row's token was sampled from; None: point masses.
+        """Return the distribution [T, V] float64 that each drafted token was sampled from; None: point masses.
 
         A sequence that the model proposed nothing for has its draft from text, with all mass on each token.
         """
@@ -166,7 +166,7 @@ class ProposedDrafts:
 
 
 def proposal_lines(rows: DraftLayout, table: DraftTable, *, num_decided: int = 0) -> Ints:
-    """[T] for each drafted row of a step, the index of its token among the tokens of all drafts in order.
+    """Return for each drafted row of a step the index [T] of its token among the tokens of all drafts in order.
 
     -1: the table has no draft of the row's slot. num_decided: as in ProposedDrafts.hold.
     """

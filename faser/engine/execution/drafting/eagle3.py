@@ -115,7 +115,9 @@ class HeadBuffers:
 
 
 class Eagle3Head:
-    """See Head. rotary: see Decoder; the entries of the cache are among its positions."""
+    """Head of one layer as EAGLE-3 has it. rotary: see Decoder; it has the positions of the cache's entries."""
+
+    vocabulary = None
 
     def __init__(
         self,

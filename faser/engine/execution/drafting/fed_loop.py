@@ -37,7 +37,7 @@ from faser.kernels.interface.sampling import SamplingMetadata
 
 
 class FedPassLoop:
-    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may stop runs."""
+    """Loop whose runner samples and feeds. `until` is asked while the pass before the one it may stop runs."""
 
     def __init__(self, passes: ModelPasses, sampler: PointMassSampler) -> None:
         self._passes = passes

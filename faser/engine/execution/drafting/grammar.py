@@ -22,7 +22,7 @@ _NOTHING = Proposals(table=NO_DRAFTS)
 
 
 class GrammarDrafter:
-    """See Drafter. Remembers nothing of a slot: the matchers belong to the sampler.
+    """Drafter of tokens that a grammar dictates. It keeps nothing of a slot: the matchers belong to the sampler.
 
     cap: most tokens of a draft. alone: there is a draft for every request, perhaps an empty one. Next to others
     there are none at all where no request has one, which is the usual case.

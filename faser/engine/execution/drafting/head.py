@@ -1,8 +1,9 @@
 """Drafts of a head: a small model that reads the target's hidden states (eagle3.py, mtp.py).
 
 The target's steps leave the states of committed tokens in a ring (head_memory.py). The head reads those that it
-has not read yet when its next draft is asked for, and draws its keys and values in a cache of its own. What states
-there never were of, as after a prefix that the target's cache had, or no longer are, the head drafts without.
+has not read yet when its next draft is asked for, and those of a long prompt as they come. Its keys and values are
+in the target's blocks: where it has drafted for a prefix, the next sequence with this prefix has them too. What
+states there never were of, or no longer are, the head drafts without.
 
     position      p ................. n - 1 | n         n + 1     ...
     states        p - 1 ............. n - 2 | -         -                the target's, which predicted the token
@@ -14,7 +15,8 @@ Source: Li et al., arXiv 2503.01840, section 3.1.
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,13 +26,14 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import NO_TOKEN, Ints
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
+from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, StatePiece
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, chunks, rows_of
+from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
@@ -49,29 +52,36 @@ from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class HeadDrafter:
-    """See Drafter and Rebuilds.
-
-    A slot that no block is left for gives back its own and begins anew; else it has no draft.
+    """Drafter that reads the target's hidden states: a head, or a drafter of blocks.
 
     method: what its drafts are called. trained: positions that the head was trained for. It may well draft beyond
-    them; once a slot has had to be rebuilt there, all begin anew before they get there.
+    them; once a slot has had to be rebuilt there, all leave blocks out before they get there. vocabulary: the
+    head's, which is told the tokens that the target generates.
     """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
     def __init__(
-        self, loop: "HeadLoop | BlockLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
+        self,
+        loop: "HeadLoop | BlockLoop",
+        states: HiddenStates,
+        cache: HeadCache,
+        method: str,
+        *,
+        trained: int,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._method = method
+        self.vocabulary = vocabulary
         self._trained = trained
         self._most_places: float = math.inf
         self.loop = loop
         self._states = states
         self._cache = cache
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, HeadLine] = {}
 
     def start(self, start: SequenceStart) -> None:
-        self._lines[start.slot] = _Line(start.token_ids)
+        self._lines[start.slot] = self._cache.start(start.slot, start.token_ids)
         self._states.start(start.slot)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
@@ -79,14 +89,10 @@ class HeadDrafter:
         drafting = [at for at, each in enumerate(found) if each is not None]
         inputs = [each for each in found if each is not None]
         batch = self.loop.draft(inputs, plan.stop, until)
-        catchup_tokens = 0
-        for each in inputs:
-            slot, count, line = each.slot, len(each.token_ids), self._lines[each.slot]
-            catchup_tokens += max(0, count - line.num_new)
-            self._cache.set_rows(slot, each.start + count)
-            line.next_state = len(line.token_ids) - 1
-            line.note_read(each.start, each.states)
-            self._states.forget(slot, line.next_state - 1)  # keeps the last one, to draft from it again
+        catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
+        self._fill(inputs)
+        if self.vocabulary is not None and inputs:
+            self.vocabulary.drafted([each.slot for each in inputs], batch.token_ids[:, 0].tolist())
         return Proposals(
             table=batch.table(plan, self._method, drafting),
             passes=batch.passes,
@@ -99,103 +105,109 @@ class HeadDrafter:
             line = self._lines[slot]
             line.token_ids.extend(tokens)
             line.num_new = len(tokens)
+        if self.vocabulary is not None:
+            self.vocabulary.commit(slots, counts, token_ids)
+        if full := self._states.take_full():
+            self._read_ahead(full)
 
     def release(self, slot: int) -> None:
         self._lines.pop(slot, None)
         self._states.release(slot)
-        self._cache.begin_anew(slot)
+        self._cache.release(slot)
 
     def rebuild(self, method: str, slot: int | None, /) -> bool:
         line = None if slot is None or method != self._method else self._lines.get(slot)
         if slot is None or line is None:
             return False
-        num_rows = self._cache.num_rows(slot)
-        if num_rows > self._trained:
+        pieces = self._cache.own_rows(slot)
+        if self._cache.place(slot, line.computed) > self._trained:
             self._most_places = self._trained
-            self._begin_anew(slot, line)
             return True
-        pieces = line.pieces_read(num_rows)
-        if not self._states.are_there(pieces):
+        if not pieces or not self._states.are_there(pieces):
             return False
-        token_ids = [token_id for each in pieces for token_id in line.token_ids[each.position + 1 : each.end + 1]]
-        everything = DraftInput(slot=slot, start=0, token_ids=token_ids, max_tokens=1, states=pieces)
-        blocks = self._cache.computed_blocks(slot)
-        return differs_from_cold(self.loop.memory, blocks, lambda: self.loop.read(everything))
-
-    def _begin_anew(self, slot: int, line: "_Line") -> None:
-        self._cache.begin_anew(slot)
-        line.read = array("q")
+        blocks = self._cache.blocks(slot, pieces[0].position)
+        everything = self._rows(slot, pieces, max_tokens=1)
+        differs = differs_from_cold(self.loop.memory, blocks, lambda: self.loop.read([everything]))
+        if differs:
+            self._cache.distrust()
+        return differs
 
     def _input(self, request: DraftRequest) -> DraftInput | None:
-        """Committed tokens that the head has not read, at least the last one; None: it cannot draft.
-
-        The state of position p goes with the token at p + 1.
-        """
+        """Committed tokens that the head has not read, at least the last one; None: it cannot draft."""
         assert not request.unverified, f"slot {request.slot}: {self._method} continues no unverified tokens"
-        slot, line = request.slot, self._lines[request.slot]
-        num_known = len(line.token_ids)
-        last = num_known - 2  # the state that predicted the last known token
-        first = min(max(line.next_state, num_known - 1 - MOST_STATES_READ), last)
-        pieces = self._states.pieces(slot, first)
-        if not pieces or pieces[-1].end != last + 1:
+        slot = request.slot
+        last = len(self._lines[slot].token_ids) - 2  # the state that predicted the last known token
+        return self._unread(slot, last, oldest=last + 1 - MOST_STATES_READ, max_tokens=request.max_tokens)
+
+    def _read_ahead(self, slots: Collection[int]) -> None:
+        """Read the states of prompts before there are too many; those of answers wait for a draft."""
+        inputs = []
+        for slot in slots:
+            line = self._lines[slot]
+            known = min(len(line.token_ids) - 1, self._cache.room(slot))
+            pieces = self._states.pieces(slot, 0)
+            if line.computed < line.num_prompt and pieces:
+                last = min(pieces[-1].end, known) - 1
+                if (found := self._unread(slot, last, oldest=0)) is not None:
+                    inputs.append(found)
+        if inputs:
+            self.loop.read(inputs)
+            self._fill(inputs)
+
+    def _unread(self, slot: int, last: int, *, oldest: int, max_tokens: int = 1) -> DraftInput | None:
+        """The rows of the states up to position last that the cache lacks, at least the last one.
+
+        oldest: earlier states are left out. None: the last state is lost.
+        """
+        cache = self._cache
+        begin = cache.begin(slot, last)
+        pieces = _last_run(self._states.pieces(slot, max(begin, oldest)), last + 1)
+        if not pieces:
             return None
-        place = self._cache.num_rows(slot)
-        if first < line.next_state:  # the last row once more: nothing has come since
-            place -= 1
-        count = sum([piece.count for piece in pieces])
-        more = count + self.loop.places(request.max_tokens)
-        if place + more > self._most_places or not self._cache.reserve(slot, place + more):
-            self._begin_anew(slot, line)
-            place = 0
-            if not self._cache.reserve(slot, more):
-                return None
+        first = pieces[0].position
+        beyond = cache.place(slot, last + self.loop.places(max_tokens)) >= self._most_places
+        if first > begin or beyond:
+            pieces = [*cache.leave_out(slot, first), *pieces]
+        cache.write(slot, pieces[0].position)
+        return self._rows(slot, pieces, max_tokens)
+
+    def _rows(self, slot: int, pieces: Sequence[StatePiece], max_tokens: int) -> DraftInput:
+        """The rows that read these states. The state of position p goes with the token at p + 1."""
+        begin, known = pieces[0].position, self._lines[slot].token_ids
+        start = self._cache.place(slot, begin)
         token_ids = array("i")
         for piece in pieces:
-            token_ids.extend(line.token_ids[piece.position + 1 : piece.end + 1])
+            token_ids.extend(known[piece.position + 1 : piece.end + 1])
         return DraftInput(
             slot=slot,
-            start=place,
+            start=start,
             token_ids=token_ids,
-            max_tokens=request.max_tokens,
-            shift=num_known - count - place,
+            max_tokens=max_tokens,
+            shift=begin - start + 1,
             states=pieces,
         )
 
+    def _fill(self, inputs: Sequence[DraftInput]) -> None:
+        for each in inputs:
+            self._cache.fill(each.slot, each.states)
+            self._states.forget(each.slot, each.states[-1].end - 1)  # keeps the last one, to draft from it again
 
-class _Line:
-    """One slot. token_ids: all known ones. next_state: the first position whose state the head has not read.
 
-    num_new: tokens that the last step committed. read: of each piece of states that the head has read, the place
-    of its first row, and the piece's row, position and count.
-    """
-
-    __slots__ = ("next_state", "num_new", "read", "token_ids")
-
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self.token_ids = array("i", token_ids)
-        self.next_state = 0
-        self.num_new = 1
-        self.read = array("q")
-
-    def note_read(self, place: int, pieces: Sequence[StatePiece]) -> None:
-        """The head's rows from this place on are of these states."""
-        for each in pieces:
-            self.read.extend((place, each.row, each.position, each.count))
-            place += each.count
-
-    def pieces_read(self, num_rows: int) -> list[StatePiece]:
-        """The states of the head's first num_rows rows, in order. A row that was computed twice counts once."""
-        found: list[StatePiece] = []
-        end = num_rows
-        for place, row, position, count in np.array(self.read).reshape(-1, 4)[::-1].tolist():
-            if place < end:
-                found.append(StatePiece(row, position, min(count, end - place)))
-                end = place
-        return found[::-1]
+def _last_run(pieces: Sequence[StatePiece], end: int) -> list[StatePiece]:
+    """The pieces that lead to this position without a gap; none where the state before it is lost."""
+    found: list[StatePiece] = []
+    for each in reversed(pieces):
+        if each.position >= end:
+            continue
+        if each.end < end:
+            break
+        found.append(StatePiece(each.row, each.position, end - each.position))
+        end = each.position
+    return found[::-1]
 
 
 class HeadLoop:
-    """See DraftLoop. One native call where the runner has it, else one pass after another.
+    """Loop of a head. One native call where the runner has it, else one pass after another.
 
     table: of the head's cache. max_rows: most rows of a pass. sampler: of the head's vocabulary. predicts: how it
     chooses, where one call can do that; None: it cannot.
@@ -229,9 +241,13 @@ class HeadLoop:
         return max_tokens - 1
 
     @torch.inference_mode()
-    def read(self, states: DraftInput) -> None:
-        """Compute the rows of committed tokens, without a draft."""
-        self._passes.first([states])
+    def read(self, inputs: Sequence[DraftInput]) -> None:
+        """Compute the rows of committed tokens. A native call drafts a token each, which is dropped."""
+        for each in inputs:
+            if self._drafts_in_one_call([each]):
+                self._draft_all([each], None)
+            else:
+                deque(self._passes.read([each]), maxlen=0)
 
     @torch.inference_mode()
     def draft(
@@ -240,9 +256,16 @@ class HeadLoop:
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
-        num_rows = sum([len(each.token_ids) for each in inputs])
-        if self._predicts is None or until is not None or not 0 < num_rows <= self._max_rows:
+        if until is not None or not self._drafts_in_one_call(inputs):
             return self._pass_by_pass.draft(inputs, stop, until)
+        return self._draft_all(inputs, stop)
+
+    def _drafts_in_one_call(self, inputs: Sequence[DraftInput]) -> bool:
+        num_rows = sum([len(each.token_ids) for each in inputs])
+        return self._predicts is not None and 0 < num_rows <= self._max_rows
+
+    def _draft_all(self, inputs: Sequence[DraftInput], stop: StopRule | None) -> DraftBatch:
+        assert self._predicts is not None
         slots = np.array([each.slot for each in inputs])
         draft_starts = np.array([each.start + len(each.token_ids) + each.shift for each in inputs])
         max_tokens = np.array([each.max_tokens for each in inputs])
@@ -264,14 +287,7 @@ class HeadLoop:
                 noise=None if ahead is None else ahead.noise,
             ),
         )
-        beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
-        return DraftBatch(
-            lengths=found.counts,
-            token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
-            margins=np.where(beyond, 0.0, found.margins),
-            num_fed=found.num_fed,
-            passes=found.passes,
-        )
+        return drafted(found)
 
 
 class _HeadPasses:
@@ -284,13 +300,18 @@ class _HeadPasses:
         self._max_rows = max_rows
         self._hidden = torch.empty(0)  # [S, Hh]
 
-    def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
+    def read(self, inputs: Sequence[DraftInput]) -> Iterator[tuple[list[Piece], RowBatch, Tensor]]:
+        """Run the rows of the inputs: the pieces of each pass, its rows, and the head's output of them."""
         states = self._states.gather([piece for each in inputs for piece in each.states])
-        ends, first = [], 0
+        first = 0
         for pieces in chunks(inputs, self._max_rows):
             batch = rows_of(pieces, self.table)
-            hidden = self._runner.read(batch, states[first : first + batch.num_rows])
+            yield pieces, batch, self._runner.read(batch, states[first : first + batch.num_rows])
             first += batch.num_rows
+
+    def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
+        ends = []
+        for pieces, batch, hidden in self.read(inputs):
             last_rows = batch.last_rows[[piece.ends for piece in pieces]]
             ends.append(hidden.index_select(0, torch.from_numpy(last_rows).to(hidden.device)))
         self._hidden = ends[0] if len(ends) == 1 else torch.cat(ends)
@@ -316,7 +337,12 @@ class Head(Protocol):
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """[Vd] int64, distinct: the target's id of each row of the logits; None: the target's vocabulary."""
+        """Return the target's id of each row of the logits: [Vd] int64, distinct; None: ids are the target's."""
+        ...
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """How many of the draft_ids it chooses from; None: always all."""
         ...
 
     @property
@@ -326,7 +352,7 @@ class Head(Protocol):
 
     @property
     def drafting_stack(self) -> HeadStack | None:
-        """What HeadDrafting takes; None: it drafts no such heads."""
+        """Return the weights that HeadDrafting takes; None: it drafts no such heads."""
         ...
 
     def draft_room(self, rows: int) -> DraftRoom:
@@ -334,11 +360,11 @@ class Head(Protocol):
         ...
 
     def features(self, states: Tensor) -> Tensor:
-        """[R, Hh] of the target's states [R, K * H], the layers of spec.state_layers side by side; unchanged."""
+        """Return features [R, Hh] of the target's states [R, K * H], unchanged: spec.state_layers side by side."""
         ...
 
     def run(self, token_ids: Tensor, features: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """[R, Hh], the output of the rows; their keys and values enter the cache.
+        """Return the output [R, Hh] of the rows; their keys and values enter the cache.
 
         token_ids: [R] int64, contiguous, of the target's vocabulary. features: [R, Hh]; may be what run returned,
         its first R rows. cache: of spec.decoder's layers and heads. plan: of these rows.
@@ -346,7 +372,7 @@ class Head(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of any N rows of what run returned; unchanged."""
+        """Return the logits [N, Vd] float32 of any N rows of what run returned; unchanged."""
         ...
 
 
@@ -397,7 +423,7 @@ class HeadRunner:
         return self._run(batch, hidden)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
+        """Return logits [N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
 
     def repeatable_memory(self) -> Sequence[Tensor] | None:
@@ -427,7 +453,7 @@ class HeadRunner:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Of rows of the last `forward`."""
+        """Return the logits of rows of the last `forward`."""
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
         return self.logits_of(self._hidden.index_select(0, numbers))
 

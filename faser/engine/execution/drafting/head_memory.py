@@ -1,24 +1,32 @@
-"""What a head is yet to read, and what it has computed: the target's states, and the blocks of its own cache."""
+"""Memory of a head: the target's states that it is yet to read, and the places of its KV cache."""
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.contract.plan import StepRows
+from faser.engine.execution.drafting.block_marks import BlockMarks, MarkedLine
 from faser.engine.execution.runner.batch import BlockTable
 
 # 19,000 rows of the default model, 2,700 of a model with 4,096 numbers a state; on a GPU four times as many.
 CPU_BYTES, GPU_BYTES = 64 << 20, 256 << 20
 
+UNKNOWN = -1
+
 
 @dataclass(slots=True)
 class StatePiece:
-    """States of consecutive positions of one slot. row: number of the first one, counted since the start."""
+    """States of consecutive positions of one slot. row: number of the first one, counted since the start.
+
+    row UNKNOWN: of states that there never were.
+    """
 
     row: int
     position: int
@@ -28,9 +36,12 @@ class StatePiece:
     def end(self) -> int:
         return self.position + self.count
 
+    def rows(self) -> NDArray[np.int64]:
+        return np.full(self.count, UNKNOWN) if self.row == UNKNOWN else np.arange(self.row, self.row + self.count)
+
 
 class HiddenStates:
-    """What the target handed over for a head to read: rows of states, by slot and position.
+    """States that the target handed over for a head to read: rows by slot and position.
 
     A ring of rows, in which every step that captures leaves its rows, over the oldest ones. So memory is bounded
     and nothing is allocated in a step; a slot whose rows were overwritten before the head read them has lost them,
@@ -42,9 +53,8 @@ class HiddenStates:
     Only rows of committed tokens are kept: of γ draft tokens of which a were accepted, the rows of the pending
     token and of the first a draft tokens.
 
-    width: of a row, K * H. num_rows: of the ring; at least as many as a step has.
-
-    most_each: positions of one slot from which on its oldest rows are forgotten.
+    width: of a row, K * H. num_rows: of the ring; at least as many as a step has. most_each: positions of one slot
+    from which on its oldest rows are forgotten; of half as many unread ones take_full tells.
     """
 
     def __init__(
@@ -55,11 +65,12 @@ class HiddenStates:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        most_each: int = MOST_STATES_READ,
+        most_each: int = 2 * MOST_STATES_READ,
     ) -> None:
         self._most_each = most_each
         self._ring = torch.empty((num_rows, width), dtype=dtype, device=device)
         self._next_row = 0
+        self._full: set[int] = set()
         self._pieces: list[deque[StatePiece] | None] = [None] * num_slots
 
     def start(self, slot: int) -> None:
@@ -67,9 +78,10 @@ class HiddenStates:
 
     def release(self, slot: int) -> None:
         self._pieces[slot] = None
+        self._full.discard(slot)
 
     def wants(self, slots: Sequence[int]) -> bool:
-        """Whether the head may draft for one of these sequences."""
+        """Return whether the head may draft for one of these sequences."""
         pieces = self._pieces
         return any(pieces[slot] is not None for slot in slots)
 
@@ -106,9 +118,16 @@ class HiddenStates:
                 pieces.append(StatePiece(row, position, count))
                 while pieces[0].end <= position + count - self._most_each:
                     pieces.popleft()
+            if 2 * (position + count - pieces[0].position) >= self._most_each:
+                self._full.add(slot)
+
+    def take_full(self) -> set[int]:
+        """The slots of which there are so many rows that the head should read them, since the last call."""
+        full, self._full = self._full, set()
+        return full
 
     def pieces(self, slot: int, first: int) -> list[StatePiece]:
-        """What there is of the slot from position first on, in order; later steps may overwrite it."""
+        """Return what there is of the slot from position first on, in order; later steps may overwrite it."""
         pieces = self._pieces[slot]
         assert pieces is not None, f"slot {slot} has no states"
         oldest = self._next_row - len(self._ring)
@@ -133,17 +152,20 @@ class HiddenStates:
 
     def are_there(self, pieces: Sequence[StatePiece]) -> bool:
         """No later step has overwritten a row of these pieces."""
-        return all(each.row >= self._next_row - len(self._ring) for each in pieces)
+        return all(each.row == UNKNOWN or each.row >= self._next_row - len(self._ring) for each in pieces)
 
     def gather(self, pieces: Sequence[StatePiece]) -> Tensor:
-        """[N, K * H] the rows of these pieces, one after the other; valid until the next step."""
+        """Return the rows [N, K * H] of these pieces, 0 where they are UNKNOWN; valid until the next step."""
         num_rows = len(self._ring)
-        if len(pieces) == 1:
+        if len(pieces) == 1 and pieces[0].row != UNKNOWN:
             first = pieces[0].row % num_rows
             if first + pieces[0].count <= num_rows:
                 return self._ring[first : first + pieces[0].count]
-        numbers = np.concatenate([np.arange(each.row, each.row + each.count) for each in pieces]) % num_rows
-        return self._ring.index_select(0, torch.from_numpy(numbers).to(self._ring.device))
+        numbers = np.concatenate([each.rows() for each in pieces])
+        found = self._ring.index_select(0, torch.from_numpy(numbers % num_rows).to(self._ring.device))
+        if (unknown := np.flatnonzero(numbers == UNKNOWN)).size:
+            found[torch.from_numpy(unknown).to(found.device)] = 0
+        return found
 
     def check_invariants(self) -> None:
         """Raises AssertionError where pieces overlap or lie beyond the ring. Slow: for tests."""
@@ -175,57 +197,139 @@ def ring_rows(width: int, dtype: torch.dtype, *, max_rows: int, on_gpu: bool) ->
     return max(2 * max_rows, budget // (width * dtype.itemsize))
 
 
-class HeadCache:
-    """Which blocks of a head's own KV cache each slot holds, and how many rows the head has computed there.
+class BlockViews(BlockTable):
+    """A block table whose slots may leave out their first blocks: places count from the first one that is seen."""
 
-    A row's place is its number among the rows that the head has computed for the slot, not its position in the
-    sequence: so the cache knows nothing of prefixes that others have computed, and a gap in the states leaves no
-    hole. Rotary embeddings turn by distance, so only distances across a gap are wrong.
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._firsts = np.zeros(table.num_slots, dtype=np.int64)
 
-        position   | cached prefix | 40  41  42 ...... 58 | gap | 64 ... 70 |
-        row        |               |  0   1   2 ...... 18 |     | 19 ... 25 | draft rows: overwritten by the next
+    def first(self, slot: int) -> int:
+        """Return how many blocks the slot leaves out."""
+        return self._firsts.item(slot)
 
-    table: the head's own, with as many slots as the engine's. num_blocks: of its cache.
+    def leave_out(self, slot: int, num_blocks: int) -> None:
+        self._firsts[slot] = num_blocks
+
+    def blocks(self, slot: int, first: int = 0) -> list[int]:
+        return self._table.blocks(slot, self.first(slot) + first)
+
+    def of(self, slots: list[int]) -> Tensor:
+        table, firsts = self._table.of(slots), self._firsts[slots]
+        if not firsts.any():
+            return table
+        columns = np.minimum(np.arange(table.shape[1]) + firsts[:, None], table.shape[1] - 1)
+        return table.gather(1, torch.from_numpy(columns))
+
+
+class HeadLine(MarkedLine):
+    """One slot. token_ids: all known ones. num_prompt: of these, when the sequence started.
+
+    num_new: tokens that the last step committed. computed: the position up to which the cache has rows. adopted:
+    blocks that were filled before this sequence started have been looked for. apart: its rows are its own alone.
+    read: of each piece of states that the head has read, the row, position and count.
     """
 
-    def __init__(self, table: BlockTable, *, num_slots: int, num_blocks: int, block_size: int) -> None:
-        self.table = table
-        self._block_size = block_size
-        self._num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._num_rows = [0] * num_slots
+    __slots__ = ("adopted", "apart", "computed", "num_new", "num_prompt", "read")
 
-    def num_rows(self, slot: int) -> int:
-        """Rows that the head has computed since the slot began anew."""
-        return self._num_rows[slot]
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        super().__init__(token_ids)
+        self.num_prompt = len(token_ids)
+        self.num_new = 1
+        self.computed = 0
+        self.adopted = False
+        self.apart = False
+        self.read = array("q")
 
-    def computed_blocks(self, slot: int) -> list[int]:
-        """The blocks of these rows."""
-        return self.table.blocks(slot)[: -(-self._num_rows[slot] // self._block_size)]
 
-    def set_rows(self, slot: int, num_rows: int) -> None:
-        """The first num_rows places of the slot are rows of committed tokens."""
-        self._num_rows[slot] = num_rows
+class HeadCache:
+    """Contents of a head's cache: rows of committed tokens in the target's blocks (block_marks.py).
 
-    def reserve(self, slot: int, num_places: int) -> bool:
-        """Let the slot hold blocks for this many places; False and unchanged where too few are free."""
-        wanted = -(-num_places // self._block_size) - len(self.table.blocks(slot))
-        if wanted <= 0:
-            return True
-        if wanted > len(self._free):
-            return False
-        self.table.append(slot, tuple([self._free.pop() for _ in range(wanted)]))
-        return True
+    A row's place is the position of the state that it reads. A head's row is that of the token behind it, so
+    the last row of a block may be another token's: of the sequence that filled it.
 
-    def begin_anew(self, slot: int) -> None:
-        """Give all blocks of the slot back: nothing of it is computed."""
-        self._free.extend(reversed(self.table.blocks(slot)))
-        self.table.clear(slot)
-        self._num_rows[slot] = 0
+        position   | 0 ....... adopted blocks | own rows ....... computed | draft rows: overwritten by the next
+
+    Where states are missing between the adopted blocks and those that there are, the head leaves the blocks before
+    out, and rows of the block before the first known state read UNKNOWN ones. Then places count from the first
+    block that it sees: rotary embeddings turn by distance. Such rows are for their own sequence alone.
+    """
+
+    def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:
+        self.table = BlockViews(table)
+        self._size = block_size
+        self._marks = BlockMarks(table, num_blocks=num_blocks, block_size=block_size)
+        self._lines: dict[int, HeadLine] = {}
+
+    def start(self, slot: int, token_ids: Sequence[int]) -> HeadLine:
+        self.table.leave_out(slot, 0)
+        self._lines[slot] = line = HeadLine(token_ids)
+        return line
+
+    def release(self, slot: int) -> None:
+        self._lines.pop(slot, None)
+
+    def place(self, slot: int, position: int) -> int:
+        """Return the place of a position in what the slot sees of its blocks."""
+        return position - self.table.first(slot) * self._size
+
+    def room(self, slot: int) -> int:
+        """Positions that the slot's blocks have."""
+        return (self.table.first(slot) + len(self.table.blocks(slot))) * self._size
+
+    def begin(self, slot: int, last: int) -> int:
+        """The first position that a row has to be computed for, so that there is one for position last."""
+        line = self._lines[slot]
+        if not line.adopted:
+            line.computed, line.adopted = self._marks.adopt(slot, line), True
+        return min(line.computed, last)
+
+    def leave_out(self, slot: int, position: int) -> list[StatePiece]:
+        """See nothing of the blocks before the one of this position, which is that of the first known state.
+
+        Returns the states to read for the rows of this block before it.
+        """
+        line, begin = self._lines[slot], position // self._size * self._size
+        line.apart, line.read = True, array("q")
+        self.table.leave_out(slot, begin // self._size)
+        return [StatePiece(UNKNOWN, begin, position - begin)] if position > begin else []
+
+    def write(self, slot: int, begin: int) -> None:
+        """The head is about to compute rows from this position on."""
+        self._marks.clear(slot, self._lines[slot], begin)
+
+    def fill(self, slot: int, pieces: Sequence[StatePiece]) -> None:
+        """The rows that read these states are computed."""
+        line = self._lines[slot]
+        for each in pieces:
+            line.read.extend((each.row, each.position, each.count))
+        line.computed = pieces[-1].end
+        if not line.apart:
+            self._marks.mark(slot, line, line.computed)
+
+    def own_rows(self, slot: int) -> list[StatePiece]:
+        """The states of the rows that the sequence has computed, in order; once where they were computed twice."""
+        line = self._lines[slot]
+        found: list[StatePiece] = []
+        end = line.computed
+        for row, position, count in np.array(line.read).reshape(-1, 3)[::-1].tolist():
+            if position < end:
+                found.append(StatePiece(row, position, min(count, end - position)))
+                end = position
+        return found[::-1]
+
+    def blocks(self, slot: int, begin: int) -> list[int]:
+        """The blocks of the computed rows from this position on."""
+        first, size = self.table.first(slot), self._size
+        return self.table.blocks(slot)[begin // size - first : -(-self._lines[slot].computed // size) - first]
+
+    def distrust(self) -> None:
+        """Rows have had to be computed again: so must what no sequence holds."""
+        self._marks.keep(self._lines)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError unless every block is free or held by one slot that has room. Slow: for tests."""
-        held = [block for slot in range(len(self._num_rows)) for block in self.table.blocks(slot)]
-        assert sorted([*held, *self._free]) == list(range(self._num_blocks))
-        for slot, num_rows in enumerate(self._num_rows):
-            assert num_rows <= len(self.table.blocks(slot)) * self._block_size
+        """Raises AssertionError where rows, blocks and marks disagree. Slow: for tests."""
+        for slot, line in self._lines.items():
+            assert 0 <= line.computed <= min(len(line.token_ids), self.room(slot))
+            assert not line.read or line.read[1] >= self.table.first(slot) * self._size
+            self._marks.check_invariants(slot, line)

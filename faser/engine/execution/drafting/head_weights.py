@@ -13,13 +13,20 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import TORCH_WEIGHTS
+from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
 from faser.engine.checkpoints.heads import HeadSpec, read_head_spec
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.eagle3 import Eagle3Head, Eagle3Weights, HeadBuffers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import RotaryTables
-from faser.engine.execution.models.sources import QUANTIZATIONS, Fp8Source, SafetensorsSource, rounded_rows
+from faser.engine.execution.models.sources import (
+    QUANTIZATIONS,
+    Fp8Source,
+    SafetensorsSource,
+    gguf_rows,
+    rounded_rows,
+)
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import (
@@ -33,6 +40,7 @@ from faser.engine.execution.models.weights import (
 )
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import PackedLinear
 
 _PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))  # of names as the authors of EAGLE-3 write them
@@ -80,10 +88,12 @@ def load_head(
 
 
 def open_head(directory: Path) -> WeightSource:
-    """The tensors of a head's directory, from safetensors files or else from a file of torch.save.
+    """The tensors of a GGUF file, or of a head's directory: from safetensors files, else a file of torch.save.
 
     Raises ModelError that names the missing or damaged file.
     """
+    if directory.suffix == ".gguf":
+        return RenamedSource(open_gguf(directory))
     pickled = directory / TORCH_WEIGHTS
     if pickled.is_file() and not any(directory.glob("*.safetensors")):
         return RenamedSource(TorchFileSource(pickled))
@@ -168,6 +178,8 @@ def head_packer(
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
+    elif isinstance(source, RenamedSource) and backend.prefers_low_bit:
+        blocks = source.blocks
     own = set(source.names())
     for name in (tensors.EMBEDDING, tensors.HEAD):
         if name not in own:
@@ -203,7 +215,7 @@ def _check_width(name: str, spec: HeadSpec | BlockSpec, target: Decoder) -> None
 
 
 def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Backend) -> bool:
-    """Whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
+    """Return whether a tensor [V, H] of the head repeats one of the target, in the target's type."""
     if weight.shape != (target.spec.vocab_size, target.spec.hidden_size):
         return False
     for first in range(0, len(weight), _ROWS_AT_ONCE):
@@ -215,7 +227,7 @@ def _repeats(weight: Tensor, handle: PackedLinear, target: Decoder, backend: Bac
 
 
 def rows_of_target(handle: PackedLinear, token_ids: Tensor, target: Decoder, backend: Backend) -> Tensor:
-    """[N, H]: rows of the embedding of the target, or of its product of the logits."""
+    """Return rows [N, H] of the embedding of the target, or of its product of the logits."""
     rows = torch.empty((len(token_ids), target.spec.hidden_size), dtype=target.dtype, device=backend.device)
     return backend.embed(token_ids.to(backend.device), handle, rows)
 
@@ -242,6 +254,12 @@ class RenamedSource:
 
     def get(self, name: str) -> Tensor:
         return self._source.get(self._stored[name])
+
+    def blocks(self, name: str) -> LowBitRows | None:
+        """A weight of a GGUF file in its blocks; None: it has none that are multiplied."""
+        if name not in self._stored or not isinstance(self._source, GgufSource):
+            return None
+        return gguf_rows(self._source, self._stored[name])
 
 
 class LendingSource:

@@ -26,12 +26,13 @@ from faser.engine.execution.drafting.head_memory import StatePiece
 from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
+from faser.kernels.interface.blocks import DraftedTokens
 from faser.kernels.interface.shapes import RowLayout
 
 
 @dataclass(slots=True, kw_only=True)
 class DraftInput:
-    """Where one sequence's draft begins. Read only, and not frozen: see engine/contract/plan.py.
+    """Beginning of one sequence's draft. Read only, and not frozen: see engine/contract/plan.py.
 
     start: the place of the first row. token_ids: of the rows, up to the last token before the draft.
     max_tokens: most tokens to draft, at least 1; the slot's blocks have room for them.
@@ -77,9 +78,21 @@ class DraftBatch:
 
 
 def no_drafts() -> DraftBatch:
-    """Of no inputs."""
+    """Return the drafts of no inputs."""
     none, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
     return DraftBatch(lengths=none, token_ids=nothing, margins=np.zeros((0, 0)), num_fed=none, passes=0)
+
+
+def drafted(found: DraftedTokens) -> DraftBatch:
+    """The drafts of one native call."""
+    beyond = np.arange(found.token_ids.shape[1]) >= found.counts[:, None]
+    return DraftBatch(
+        lengths=found.counts,
+        token_ids=np.where(beyond, NO_TOKEN, found.token_ids),
+        margins=np.where(beyond, 0.0, found.margins),
+        num_fed=found.num_fed,
+        passes=found.passes,
+    )
 
 
 class DraftLoop(Protocol):
@@ -117,7 +130,7 @@ class Passes(Protocol):
 
 
 class PassLoop:
-    """See DraftLoop. The tokens of a pass are read before the next one is launched."""
+    """Loop of plain passes: the tokens of a pass are read before the next one is launched."""
 
     def __init__(self, passes: Passes, sampler: DraftSampler) -> None:
         self._passes = passes
@@ -378,7 +391,7 @@ class _KeptRows:
             self.drafts.append(drafts)
 
     def joined(self) -> Tensor | None:
-        """[T, …], draft after draft. Passes are in order, so a stable sort by draft keeps the order of tokens."""
+        """Join the rows draft after draft: [T, …]. Passes are in order, and a stable sort by draft keeps it."""
         if not self.rows:
             return None
         order = np.argsort(np.concatenate(self.drafts), kind="stable")

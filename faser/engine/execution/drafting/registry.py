@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.execution.drafting.assistant import AssistantDrafter
+from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
@@ -36,6 +36,7 @@ from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
 from faser.kernels.cpu.text_index import UNLIMITED, text_library
+from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.types import ProgressCallback
 
@@ -56,14 +57,11 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
-
-    None: it has none, and reads the target's.
-    """
+    """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks."""
 
     runner: HeadRunner | BlockRunner
     states: HiddenStates
-    cache: HeadCache | None
+    kv: KvShape
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -76,7 +74,7 @@ def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters work on.
+    """Parts that drafters are made of.
 
     table: the target's blocks. sampling, matchers: the parameters and grammars of every slot, of the target's
     sampler. max_rows: the most rows of a pass. model, head: None where none is loaded.  samples_in_runner: the
@@ -132,18 +130,20 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     assert method is not None
     runner, trained = head.runner, head.runner.head.spec.decoder.max_position_embeddings
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
-    if isinstance(runner, BlockRunner):
-        assert head.cache is not None, "block drafters have keys of their own"
-        blocks = BlockLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
-        return HeadDrafter(blocks, head.states, head.cache, method, trained=trained)
-    if head.cache is None:
+    if isinstance(runner, HeadRunner) and isinstance(runner.head, AssistantHead):
         return AssistantDrafter(runner, parts.table, head.states, sampler, method)
+    cache = HeadCache(parts.table, num_blocks=head.kv.num_blocks, block_size=head.kv.block_size)
     predicts = _point_masses(sampler)
+    loop: BlockLoop | HeadLoop
+    if isinstance(runner, BlockRunner):
+        loop = BlockLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
+        return HeadDrafter(loop, head.states, cache, method, trained=trained)
     if (draft_ids := runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
-    loop = HeadLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    return HeadDrafter(loop, head.states, head.cache, method, trained=trained)
+    loop = HeadLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
+    vocabulary = runner.head.vocabulary
+    return HeadDrafter(loop, head.states, cache, method, trained=trained, vocabulary=vocabulary)
 
 
 def _lookup(
@@ -195,7 +195,7 @@ TEXT_DRAFTERS: dict[
 def _draft_sampler(
     config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None
 ) -> DraftSampler:
-    """How tokens are sampled from logits. kernels: of the backend that drafts; None: tensor operations."""
+    """Choose the sampler of drafts. kernels: of the backend that drafts; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
             return GreedyDraftSampler(kernels)

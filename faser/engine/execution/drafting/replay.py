@@ -28,7 +28,7 @@ class _Replayed(NamedTuple):
 
 
 class ReplayDrafter:
-    """See Drafter. rates: for each position the share of drafts that are right up to there; they never rise.
+    """Drafter that is right at given rates. rates: by position the share of drafts right so far; they never rise.
 
     A draft is right up to position i where one uniform number per output position is below rates[i]. These numbers
     depend on the request's seed and the position alone, so every run has the same ones. The confidence of a token

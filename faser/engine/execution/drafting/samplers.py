@@ -1,4 +1,4 @@
-"""How a draft model's logits become a draft token: the most likely one, a prediction, or one drawn at random.
+"""Samplers of draft tokens from logits: the most likely one, a prediction, or one drawn at random.
 
 All report a confidence in nats: by how much the token's logit exceeds the best other one. The logits are raw: the
 target's logits processors do not run on them, which costs acceptance and never exactness. What a request asked for
@@ -54,7 +54,7 @@ class DraftSampler(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn from probabilities, which are then returned; else they are point masses."""
+        """Return whether tokens are drawn from probabilities, which are returned; else they are point masses."""
         ...
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
@@ -81,7 +81,7 @@ def drafted_by_runner(sampled: SampledTokens) -> DraftTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAhead:
-    """How the tokens of S drafts are predicted: each sequence's metadata, and [S, width] random words."""
+    """Numbers by which the tokens of S drafts are predicted: sequences' metadata, and random words [S, width]."""
 
     metadata: SamplingMetadata
     noise: Words
@@ -91,7 +91,7 @@ class PointMassSampler(DraftSampler, Protocol):
     """A sampler of point masses. All that it needs is known ahead, so a runner can draft where its logits are."""
 
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
-        """What a runner needs to draft tokens at these positions of these slots. positions: kept, not copied."""
+        """Return what a runner needs to draft tokens at these positions of these slots. positions: not copied."""
         ...
 
     def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:

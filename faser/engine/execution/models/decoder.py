@@ -107,7 +107,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderEnds:
-    """What a head may share with its target. final_norm: [H]. head: None: it is divided among ranks."""
+    """Weights that a head may share with its target. final_norm: [H]. head: None: it is divided among ranks."""
 
     embedding: PackedLinear
     final_norm: Tensor
@@ -179,17 +179,17 @@ class Decoder:
 
     @property
     def hidden(self) -> Tensor:
-        """[max_rows, H]: the buffer whose first rows embed returns."""
+        """Return the buffer [max_rows, H] whose first rows embed returns."""
         return self._buffers.hidden
 
     @property
     def states(self) -> Tensor:
-        """[max_rows, K * H]: the buffer that run_layers captures states in; K is 0 where no head reads any."""
+        """Return the buffer [max_rows, K * H] of captured states; K is 0 where no head reads any."""
         return self._buffers.states
 
     @property
     def logit_rows(self) -> Tensor:
-        """[max_logit_rows, V] float32: the buffer whose first rows logits returns."""
+        """Return the buffer [max_logit_rows, V] float32 whose first rows logits returns."""
         return self._buffers.logits
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Decoder:
         return embedded
 
     def _give_inputs(self, token_ids: Tensor, embedded: Tensor, weights: TokenWeights) -> None:
-        """What tokens give layers: (norm(product(x) / √H) + √P embedding(token)) / √2, of embedded x [R, H]."""
+        """Compute the layers' inputs by token: (norm(product(x) / √H) + √P embedding(token)) / √2, x [R, H]."""
         buffers, rows, hidden_size = self._buffers, token_ids.shape[0], self.spec.hidden_size
         assert buffers.token_inputs is not None, "a model whose tokens give inputs has room for them"
         assert buffers.token_room is not None, "a model whose tokens give inputs has room for them"
@@ -271,7 +271,7 @@ class Decoder:
             )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call.
+        """Return the logits [N, V] float32 of any N rows of hidden, [N, H], unchanged; valid until the next call.
 
         On other ranks than the first one the numbers are arbitrary.
         """

@@ -140,7 +140,7 @@ def _check_quantization(quantization: str | None, backend: Backend, path: Path) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointForm:
-    """How weights are packed: the arguments of pack_weights."""
+    """Form in which weights are packed: the arguments of pack_weights."""
 
     source: WeightSource
     stored: StoredRows = no_rows
@@ -163,7 +163,7 @@ def checkpoint_form(
     source: WeightSource | None = None,
     shapes: Mapping[str, tensors.Shape] | None = None,
 ) -> CheckpointForm:
-    """How a checkpoint's weights are packed: a quantised one stays quantised if the backend has products for it.
+    """Choose how weights are packed: a quantised checkpoint stays quantised if the backend has products for it.
 
     shapes: of the tensors to read; None: those of the model. For the other arguments and errors see load_decoder.
     """

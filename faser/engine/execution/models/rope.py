@@ -37,7 +37,7 @@ class RotaryTables:
                 self._queries[rope, head_dim] = (angles * growth[:, None]).to(device)
 
     def keys(self, attention: AttentionSpec) -> Tensor | None:
-        """[P, D] float32, see rotary_angles; None: no channel rotates."""
+        """Return the keys' angles [P, D] float32, see rotary_angles; None: no channel rotates."""
         return self._keys.get((attention.rope, attention.head_dim))
 
     def queries(self, attention: AttentionSpec) -> Tensor | None:
@@ -46,7 +46,7 @@ class RotaryTables:
 
 
 def rotary_angles(rope: RopeSpec, *, head_dim: int, num_positions: int) -> Tensor:
-    """[num_positions, head_dim] float32 on the CPU: cosines of the head_dim / 2 pairs, then their sines.
+    """Return [num_positions, head_dim] float32 on the CPU: cosines of the head_dim / 2 pairs, then their sines.
 
     The scaling's attention factor is folded into those of pairs that rotate; others have cosine 1 and sine 0. Pair
     i is channels i and i + head_dim / 2.
@@ -62,13 +62,13 @@ def rotary_angles(rope: RopeSpec, *, head_dim: int, num_positions: int) -> Tenso
 
 
 def query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:
-    """[num_positions] float32."""
+    """Return the factor of the queries at each position: [num_positions] float32."""
     lengths = torch.arange(num_positions) // growth.original_positions
     return 1 + growth.beta * torch.log(1 + lengths.float())
 
 
 def frequencies(rope: RopeSpec, rotated: int, *, num_positions: int = 1) -> Tensor:
-    """[rotated / 2] float32: radians by which each pair turns from one position to the next.
+    """Return the radians by which each pair turns from one position to the next: [rotated / 2] float32.
 
     num_positions: the longest context that is served, which decides between the factors of longrope.
     """

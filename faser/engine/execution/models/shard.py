@@ -87,7 +87,7 @@ class Shard:
         return queries, Span(head, head + 1)
 
     def channels(self, size: int) -> Span:
-        """Of a feed-forward network of this size. Raises ConfigError for more ranks than channels."""
+        """Return this rank's channels of a network of `size`. Raises ConfigError for more ranks than channels."""
         if self.size > size:
             raise ConfigError(f"tensor_parallel_size is {self.size}; a network of the model has {size} channels")
         piece = _PIECE
@@ -132,14 +132,14 @@ def _shared_out(layer: LayerSpec) -> AttentionSpec:
 
 
 def local_shapes(spec: DecoderSpec, shard: Shard) -> dict[str, Shape]:
-    """As tensors.tensor_shapes, of this rank's parts. spec: of the whole model."""
+    """Return the shapes of this rank's parts, as tensors.tensor_shapes does. spec: of the whole model."""
     shapes = tensors.tensor_shapes(local_spec(spec, shard))
     return shapes | {tensors.HEAD: (shard.head_rows(spec.vocab_size), spec.hidden_size)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Of a tensor. rows: which, in their order; None: all. columns: None: all. of_first: zero but on rank 0."""
+    """Part of a tensor. rows: which, in order; None: all. columns: None: all. of_first: zero but on rank 0."""
 
     rows: Ints | None = None
     columns: Span | None = None
@@ -207,7 +207,7 @@ class ShardedSource:
 
 
 def _parts(spec: DecoderSpec, shard: Shard) -> dict[str, _Part]:
-    """What this rank has of each tensor that it does not have whole."""
+    """Return this rank's part of each tensor that it does not have whole."""
     tokens = shard.tokens(spec.vocab_size)
     found = {tensors.HEAD: _Part(rows=_places(tokens))}
     for number, layer in enumerate(spec.layers):

@@ -1,5 +1,5 @@
-"""Where weights come from: safetensors files as they are, the text half of a vision-language model, 8-bit floats,
-GGUF blocks, or rounded while loading.
+"""Sources of weights: safetensors files as they are, the text half of a vision-language model, 8-bit floats,
+GGUF blocks, or rounding while loading.
 
 A WeightSource (weights.py) gives tensors under the hub's names. Quantised ones also give rows as they are stored,
 for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows
@@ -118,7 +118,7 @@ def _open(path: Path) -> Any:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a file that the library cannot open, in words of its format: a header, then tensors."""
+    """Describe the fault of a file that the library cannot open, by its format: a header, then tensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -114,7 +114,7 @@ def scales_of(blocks: str) -> str:
 
 
 def in_blocks(pairs: Bytes, scales: Bytes) -> Bytes:
-    """[N, bytes of a row]: as GGUF files store MXFP4. pairs: [N, G, 16], two neighbours a byte. scales: [N, G]."""
+    """Return rows [N, bytes] in MXFP4 as GGUF has it. pairs: [N, G, 16], two neighbours a byte. scales: [N, G]."""
     codes = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), -1).reshape(*scales.shape, _GROUP)
     halves = codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << np.uint8(4)
     return np.concatenate((scales[..., None], halves), -1).reshape(len(scales), -1)

@@ -111,7 +111,7 @@ class CodeSource:
         return LowBitRows(parts=(part,), order=order)
 
     def _codes(self, product: str) -> tuple[Tensor, int]:
-        """[N, K] uint8, and their bits."""
+        """Return the codes [N, K] uint8 of a product, and their number of bits."""
         name = f"{product}.{self._ending}"
         if self._stored.layout is Layout.INTEGERS:
             return codes_of_bytes(self._typed(name, torch.int8)), 8
@@ -136,7 +136,7 @@ class CodeSource:
         return codes_of_words(words, fitting[0])[:, : shape[1]], fitting[0]
 
     def _scales_of(self, product: str) -> Tensor:
-        """[N, G] float32, finite."""
+        """Return the scales [N, G] float32 of a product, finite."""
         name = f"{product}.{self._scales}"
         scales = self._source.get(name)
         if not scales.dtype.is_floating_point or scales.dim() > 2 or scales.numel() == 0:
@@ -151,7 +151,7 @@ class CodeSource:
         return wide.contiguous()
 
     def _zero_points(self, product: str, bits: int, num_rows: int, num_groups: int) -> Tensor | None:
-        """[N, G] uint8; None: they are all half of the range."""
+        """Return the zero points [N, G] uint8 of a product; None: they are all half of the range."""
         name = f"{product}.{self._zeros}"
         if name not in self._known:
             return None
@@ -216,7 +216,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def awq_codes(words: Tensor) -> Tensor:
-    """[N, K] uint8 of words [K, N / 8] int32."""
+    """Unpack words [K, N / 8] int32 into codes [N, K] uint8."""
     across = words.t().contiguous()
     width, depth = across.shape
     codes = torch.empty((width, 8, depth), dtype=torch.uint8)
@@ -226,7 +226,7 @@ def awq_codes(words: Tensor) -> Tensor:
 
 
 def codes_of_words(words: Tensor, bits: int) -> Tensor:
-    """[R, C * 32 / bits] uint8 of words [R, C] int32: their integers in order."""
+    """Unpack words [R, C] int32 into their integers in order: [R, C * 32 / bits] uint8."""
     rows, width = words.shape
     octets = words.contiguous().flatten().view(torch.uint8).view(rows, 4 * width)
     if bits == 8:
@@ -238,5 +238,5 @@ def codes_of_words(words: Tensor, bits: int) -> Tensor:
 
 
 def codes_of_bytes(values: Tensor) -> Tensor:
-    """[N, K] uint8 of signed bytes: 128 more."""
+    """Return signed bytes plus 128: [N, K] uint8."""
     return values.contiguous().view(torch.uint8) ^ 128

@@ -67,12 +67,12 @@ def iter_shapes(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
 
 
 def is_of_values(name: str) -> bool:
-    """Whether a weight makes the values of attention."""
+    """Return whether a weight makes the values of attention."""
     return name.endswith(".self_attn.v_proj.weight")
 
 
 def ignorable(name: str, spec: DecoderSpec) -> bool:
-    """Whether a checkpoint may hold this tensor in addition to those of tensor_shapes, because it is redundant.
+    """Return whether a checkpoint may hold this tensor beyond those of tensor_shapes, because it is redundant.
 
     Old checkpoints store the rotary frequencies; some tied ones store the embedding again as the head; others have
     what their family does not read.
@@ -90,7 +90,7 @@ def num_parameters(spec: DecoderSpec) -> int:
 
 
 def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
-    """Of one layer, without its prefix."""
+    """Return the shapes of one layer's tensors, without the layer's prefix."""
     hidden, attention, names = spec.hidden_size, layer.attention, spec.names
     shapes: dict[str, Shape] = {f"{NORM_BEFORE_ATTENTION}.weight": (hidden,)}
     if isinstance(attention, DeltaNetSpec):
@@ -137,7 +137,7 @@ def _experts_shapes(spec: DecoderSpec, mixture: ExpertsSpec) -> dict[str, Shape]
 
 
 def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, Shape]:
-    """Of a gated head the queries come first, then its gate. Keys and values may be those of another layer."""
+    """Return the shapes of attention: of a gated head the queries first. Keys may be those of another layer."""
     hidden, q_size, kv_size = spec.hidden_size, attention.q_size, attention.kv_size
     if spec.names.fused_qkv:
         widths = {"qkv_proj": q_size + 2 * kv_size}
@@ -179,7 +179,7 @@ def _delta_net_shapes(spec: DecoderSpec, net: DeltaNetSpec) -> dict[str, Shape]:
 
 
 def head_order(attention: AttentionSpec) -> Ints | None:
-    """[D]: the checkpoint's channel at each place of a query or key head; None: each is at its place.
+    """Return the checkpoint's channel at each place of a query or key head: [D]; None: each is at its place.
 
     Here the channels i and i + D / 2 rotate as a pair, or stay as they are. Of R rotated channels of D = 2 R:
 

@@ -40,7 +40,7 @@ _MOST_NAMED = 3  # names of tensors in one error
 
 
 def no_rows(_name: str) -> None:
-    """Of a checkpoint that stores no tensor quantised."""
+    """Return None, as a checkpoint that stores no tensor quantised."""
 
 
 class WeightSource(Protocol):
@@ -90,7 +90,7 @@ class ExpertsBesideWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayerWeights:
-    """What a layer does with its part of the inputs that tokens give. norm: float32 [H]."""
+    """Weights by which a layer takes its part of the inputs that tokens give. norm: float32 [H]."""
 
     gate: PackedLinear
     out: PackedLinear
@@ -99,7 +99,7 @@ class TokenLayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWeights:
-    """Of the inputs that tokens give to all layers. norm: float32 [P]."""
+    """Weights of the inputs that tokens give to all layers. norm: float32 [P]."""
 
     embedding: PackedLinear
     product: PackedLinear
@@ -108,7 +108,7 @@ class TokenWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetWeights:
-    """What a delta net has besides its products of queries, keys, values and z; as kernels/interface has it.
+    """Weights of a delta net besides its products of queries, keys, values and z; as kernels/interface has it.
 
     rates: b, then a; in the type of the activations, whatever other weights have.
     """

@@ -57,7 +57,7 @@ def enqueue_on_lane(backend: Backend, lane: Lane, enqueue: Callable[[], PendingR
 
 
 def divide_gpu(name: str, device: torch.device) -> tuple[Partition, str | None]:
-    """See make_gpu_partition."""
+    """Divide a GPU into two lanes, or fall back to streams: see make_gpu_partition."""
     return make_gpu_partition(name, CudaLaneDevice(device), lambda: open_green_driver(device))
 
 
@@ -85,7 +85,7 @@ def make_lanes(
 
 
 def _obstacle(config: EngineConfig, target: Backend, draft: Backend | None) -> str | None:
-    """Why drafting and verification cannot overlap; None: they can."""
+    """Return why drafting and verification cannot overlap; None: they can."""
     speculation, cores = config.speculation, core_numbers(config.threads)
     if speculation.policy == "off":
         return "nothing is drafted: the policy is off"
@@ -170,7 +170,7 @@ def device_lanes_of(partition: Partition) -> DeviceLanes:
 def make_on_lanes(
     lanes: Lanes, make: Callable[[DeviceLanes], T], otherwise: Callable[[], Partition] | None
 ) -> tuple[Lanes, T]:
-    """What `make` makes for the device lanes, and the lanes: other ones if these cannot run the models' kernels.
+    """Return the lanes and the result of `make` on them: other lanes if these cannot run the models' kernels.
 
     otherwise: makes the partition that replaces this one, and frees what the failed try has left; None: there is
     no other. Raises LaneError where neither partition can run them.

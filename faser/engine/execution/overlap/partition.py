@@ -27,7 +27,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Where a call runs.
+    """Processors of a call.
 
     cores: CPU cores for the backend; the call's own thread runs on the first of them. None: all cores.
     device_lane: part of a GPU, whose stream is the thread's current stream during the call. None: the whole GPU,
@@ -74,7 +74,7 @@ def synchronous(call: Callable[[Lane], V]) -> Verify[V]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapResult(Generic[D, V]):
-    """What both lanes returned, and when each was busy, in seconds of time.perf_counter.
+    """Results of both lanes, and when each was busy, in seconds of time.perf_counter.
 
     began_s: start of `run_both`; from then to draft_began_s the draft was on its way to its lane.
     """
@@ -223,7 +223,7 @@ class Serial:
 
 
 class Cores:
-    """See Partition. The last cores draft, on a thread of their own; the caller verifies on the first ones.
+    """Partition of a CPU: the last cores draft, on a thread of their own; the caller verifies on the first ones.
 
     cores: None: all that this process may use. Raises ConfigError for fewer than two cores, and for cores that
     this process may not use.
@@ -310,7 +310,7 @@ class LaneThread:
 
 
 def draft_widths(num_cores: int) -> tuple[int, ...]:
-    """How many of at least two cores a draft lane may have: one, a quarter, half; ascending and distinct."""
+    """Return the numbers of cores for a draft lane, of at least two: one, a quarter, half; ascending, distinct."""
     return tuple(sorted({1, max(1, num_cores // 4), num_cores // 2}))
 
 

@@ -63,7 +63,7 @@ class _LaneEvents:
 
 
 class GpuPartition:
-    """See Partition. Made by plain_streams or green_contexts; a step makes no events.
+    """Partition of a GPU, made by plain_streams or green_contexts; a step makes no events.
 
     draft, verify: the lanes, each with a stream of its own. made: what destroys them, which is taken over.
     refused_splits: what the driver said of other splits, by processors of the verify lane.

@@ -34,7 +34,7 @@ _log = logging.getLogger("faser.engine")
 
 
 class RankGroup:
-    """See the module. check: raises EngineError that names a rank that has ended; called while rank 0 waits.
+    """Group of ranks: see the module. check: raises EngineError that names an ended rank, while rank 0 waits.
 
     secret: what the ranks of one machine show each other; empty: torchrun has started them. answer_s: for which
     rank 0 waits in a collective. Implements Collectives, once `connect` has returned.
@@ -68,7 +68,7 @@ class RankGroup:
         self._use_store(lambda: self._store.set(name, value))
 
     def has(self, name: str) -> bool:
-        """Whether a rank has left it."""
+        """Return whether a rank has left a note under this name."""
         return self._use_store(lambda: bool(self._store.check([name])))
 
     def find(self, name: str) -> str:

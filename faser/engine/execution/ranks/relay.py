@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks to run, and the loop in which they do.
+"""Messages in which rank 0 tells the other ranks what to run, and the loop in which they do.
 
 A call of rank 0's runner goes out as a message before it runs there. All ranks then meet in the sums of the layers
 and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks.

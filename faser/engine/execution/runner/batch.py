@@ -80,6 +80,10 @@ class BlockTable:
         self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, for look-ups of one slot
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._lists)
+
     def clear(self, slot: int) -> None:
         self._lists[slot] = []
 
@@ -93,7 +97,7 @@ class BlockTable:
         return self._lists[slot][first:]
 
     def of(self, slots: list[int]) -> torch.Tensor:
-        """[S, B] int32: the blocks of each slot, arbitrary behind its last one."""
+        """Return the blocks of each slot: [S, B] int32, arbitrary behind its last one."""
         width = max([len(self._lists[slot]) for slot in slots])
         return torch.from_numpy(self._blocks[slots, :width])
 

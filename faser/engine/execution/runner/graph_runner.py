@@ -34,7 +34,7 @@ STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
 
 
 class GraphRunner(Runner):
-    """See Runner. Captures its graphs when constructed; calls report with (stage, done, total).
+    """Runner that replays CUDA graphs. Captures them when constructed; calls report with (stage, done, total).
 
     max_logit_rows: most rows whose logits are computed at once. drafts: whether the model drafts, so that
     draft samplers are captured too. lane_captures: for each lane that the runner may run on.

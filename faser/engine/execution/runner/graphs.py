@@ -61,7 +61,7 @@ class GraphInputs:
         self._staging.send()
 
     def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
-        """[rows] int64, on the device."""
+        """Return the token ids of the rows: [rows] int64, on the device."""
         device = self._staging.device
         token_ids, sources = device[:rows], device[self._max_rows : self._max_rows + rows]
         fed_back = token_sampler.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
@@ -229,7 +229,7 @@ def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
 
 
 def _rereads_prompts(size: GraphBatchSize, counts: NDArray[np.int32], layout: RowLayout) -> bool:
-    """Whether attention would read a long prompt again for every few rows.
+    """Return whether attention would read a long prompt again for every few rows.
 
     counts: rows of each sequence. One with more rows than a tile holds takes several tiles, and each reads all of
     its positions.
@@ -242,7 +242,7 @@ def _rereads_prompts(size: GraphBatchSize, counts: NDArray[np.int32], layout: Ro
 
 
 def _has_room(backbone: BackboneGraph, layout: RowLayout, block_size: int) -> bool:
-    """Whether the graph has room for the blocks of all sequences; counts them only if the table is too large."""
+    """Return whether the graph has room for all sequences' blocks; counts them only if the table is too large."""
     if layout.block_table.numel() <= backbone.max_blocks:
         return True
     lengths: NDArray[np.int32] = layout.seq_len.numpy()

@@ -46,7 +46,7 @@ class RunnerMemory:
 
 
 def _rows(tensor: Tensor) -> Bytes:
-    """[N, bytes], a view."""
+    """View a tensor as rows of bytes: [N, bytes]."""
     assert tensor.is_contiguous(), "a copy would not be the cache"
     rows: Bytes = tensor.view(len(tensor), -1).view(torch.uint8).numpy()
     return rows

@@ -130,7 +130,7 @@ class Runner:
 
     @torch.inference_mode()
     def checksum(self) -> Tensor:
-        """[1] int64, of the bits of the hidden states of the last forward."""
+        """Return a checksum [1] int64 of the bits of the hidden states of the last forward."""
         assert self._hidden is not None, "checksum before begin"
         return self._hidden.contiguous().view(torch.uint8).long().sum().reshape(1)
 
@@ -201,7 +201,7 @@ class Runner:
         return repeatable_memory(self._backend, self._cache)
 
     def states(self, num_rows: int) -> torch.Tensor:
-        """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""
+        """Return the captured states [num_rows, K * H] of the last forward; the next one overwrites them."""
         return self._decoder.states[:num_rows]
 
     @torch.inference_mode()

@@ -60,7 +60,7 @@ class StateCache:
         )
 
     def _go_on(self, layout: RowLayout, starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of each sequence its slot, its drafted rows, and the tokens that its last step knew; 0: it begins."""
+        """Return each sequence's slot, drafted rows, and the tokens that its last step knew; 0: it begins."""
         slots = np.array(layout.slots, dtype=np.int64)
         num_drafts = np.array(layout.num_drafts, dtype=np.int64)
         known, begins = self._known[slots], starts == 0
@@ -121,7 +121,7 @@ class Snapshots:
             saved_inputs[snapshot].copy_(inputs[slot, _last(num_tokens, saved_inputs, inputs)])
 
     def restore(self, slot: int, snapshot: int) -> int:
-        """How many tokens the slot's state has now."""
+        """Restore a slot's state from a snapshot; return how many tokens it has read."""
         num_tokens = self._num_tokens[snapshot]
         for state, inputs, saved_state, saved_inputs in self._layers:
             state[slot].copy_(saved_state[snapshot])
@@ -130,6 +130,6 @@ class Snapshots:
 
 
 def _last(num_tokens: int, saved_inputs: Tensor, inputs: Tensor) -> Tensor:
-    """Where the inputs of the last of num_tokens tokens are among those that a slot keeps."""
+    """Return the places of the inputs of the last of num_tokens tokens among those that a slot keeps."""
     past = saved_inputs.shape[1]
     return torch.arange(num_tokens - past, num_tokens, device=inputs.device) % inputs.shape[1]

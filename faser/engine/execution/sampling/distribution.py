@@ -251,7 +251,7 @@ def final_probs(scaled: Tensor, cut: Truncation) -> Tensor:
 
 
 def rows_at_once(values: Tensor) -> int:
-    """How many rows to process in one pass: on a CPU they fit its caches, elsewhere they bound memory."""
+    """Return how many rows to process in one pass: on a CPU they fit its caches, elsewhere they bound memory."""
     if values.device.type != "cpu":
         return max(1, _DEVICE_ELEMENTS // values.shape[-1])
     return max(1, _CACHED_ELEMENTS // max(values.shape[-1], 2 * _NUM_BUCKETS))
@@ -307,7 +307,7 @@ def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
 
 
 def _likely_enough(scaled: Tensor, cut: Truncation) -> Tensor:
-    """Where min_p keeps a token. Compared as logits: the exponential might bend the order of near neighbours."""
+    """Return which tokens min_p keeps. Compares logits: the exponential might bend the order of neighbours."""
     return scaled >= cut.min_p.log().float()[:, None]
 
 

@@ -72,7 +72,7 @@ class LogitsProcessor(ABC, Generic[Asked]):
 
     @abstractmethod
     def edit(self, rows: ProcessedRows) -> LogitsEdit | None:
-        """What is done to the logits of these rows; None: nothing. Changes nothing."""
+        """Return the edit of these rows' logits; None: none. Changes nothing."""
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """Each slot's sequence is extended by its token, in this order; a slot may occur several times."""
@@ -84,7 +84,7 @@ class LogitsProcessor(ABC, Generic[Asked]):
 
 
 def distinct(token_ids: Iterable[int], vocab_size: int) -> Ints:
-    """[N] ascending. Ids outside the vocabulary are refused before a request gets here."""
+    """Return the distinct ids [N], ascending. Requests with ids outside the vocabulary are refused before."""
     found = np.unique(np.array(tuple(token_ids), dtype=np.int64))
     assert not len(found) or 0 <= found[0] <= found[-1] < vocab_size, "token id outside the vocabulary"
     return found
@@ -141,7 +141,7 @@ def forbid(logits: Tensor, at: Entries) -> None:
 
 
 def mask(logits: Tensor, rows: Ints, words: Ints) -> None:
-    """See MaskKernel."""
+    """Forbid the tokens whose bits are 0, by tensor operations: see MaskKernel."""
     at, given = to_device(rows, logits.device), to_device(words, logits.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=given.device)
     bits = (given.view(torch.uint8)[:, :, None] >> shifts) & 1  # the machine's integers begin with the low byte

@@ -29,7 +29,7 @@ _ALL = slice(None)
 
 
 class TorchSamplingKernels:
-    """See SamplingKernels. Works where the logits are."""
+    """Sampling kernels by tensor operations, wherever the logits are."""
 
     @torch.inference_mode()
     def best(self, logits: Tensor) -> Ints:
@@ -101,7 +101,7 @@ def race(noise: Words, width: int, device: torch.device) -> Tensor:
 
 
 def _on_host(*columns: Tensor) -> Reals:
-    """[C, R] from C columns [R], in one copy from the device. float64 holds every float32 and every token id."""
+    """Copy C columns [R] to the host as [C, R], at once. float64 holds every float32 and every token id."""
     wide: Reals = torch.stack([column.double() for column in columns]).numpy(force=True)
     return wide
 

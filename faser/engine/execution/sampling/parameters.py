@@ -54,7 +54,7 @@ class SamplingState:
         self.num_top.pop(slot, None)
 
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
-        """Of rows of these slots, [N]; slots may repeat. positions: of the sampled tokens; kept, not copied."""
+        """Return the metadata [N] of rows of these slots, which may repeat. positions: of tokens; not copied."""
         return SamplingMetadata(
             temperature=self.temperature[slots],
             min_p=self.min_p[slots],
@@ -65,7 +65,7 @@ class SamplingState:
         )
 
     def is_random(self, slots: Ints) -> NDArray[np.bool_]:
-        """[N] whether the tokens of these slots are drawn at random."""
+        """Return whether the tokens of these slots are drawn at random: [N]."""
         random: NDArray[np.bool_] = self.temperature[slots] > 0
         return random
 

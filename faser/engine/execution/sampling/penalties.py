@@ -86,12 +86,12 @@ class TokenCounts:
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """[N] distinct; a view, valid until the next `add`."""
+        """Return the distinct token ids [N]; a view, valid until the next `add`."""
         return self._token_ids[: len(self._index)]
 
     @property
     def output_counts(self) -> NDArray[np.float64]:
-        """[N], in the order of token_ids; a view, valid until the next `add`."""
+        """Return the counts [N] in the output, in the order of token_ids; a view, valid until the next `add`."""
         return self._counts[: len(self._index)]
 
     def followed_by(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

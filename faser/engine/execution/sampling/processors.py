@@ -120,7 +120,7 @@ class _Words:
         self._output = self._last((*self._output, *token_ids))
 
     def completed_after(self, drafts: Sequence[int]) -> Ints:
-        """[N] ascending: tokens that complete a word after the output and these draft tokens."""
+        """Return the tokens [N], ascending, that complete a word after the output and these draft tokens."""
         before = self._last((*self._output, *drafts)) if drafts else self._output
         if not before or before[-1] not in self._by_token_before:
             return self._always

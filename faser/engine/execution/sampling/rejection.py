@@ -93,7 +93,7 @@ def recovered_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def survivals(ratios: Floats) -> Floats:
-    """[S, G + 1], the paper's p_0 … p_G.
+    """Return the paper's p_0 … p_G: [S, G + 1].
 
     ratios: [S, G] target_probs / draft_probs of the draft tokens in order; 0 after the end of a draft.
     """
@@ -114,7 +114,7 @@ def prefix_accept_probs(survival: Floats, residual: Floats) -> Floats:
 
 
 def longest_accepted(accept_probs: Floats, noise: Floats) -> Ints:
-    """[S] how many draft tokens are accepted, 0 … G.
+    """Return how many draft tokens are accepted, 0 … G: [S].
 
     accept_probs, noise: [S, G], of the prefixes of 1 … G tokens.
     """
@@ -125,12 +125,12 @@ def longest_accepted(accept_probs: Floats, noise: Floats) -> Ints:
 
 
 def row_totals(fixed_probs: Tensor) -> Tensor:
-    """[R] float64 sums, exact; 1 for a row of zeros, so that a division by it is defined."""
+    """Return the rows' sums [R] float64, exact; 1 for a row of zeros, so that a division by it is defined."""
     return fixed_probs.sum(-1, dtype=torch.float64).clamp_(min=1.0)
 
 
 class DraftDistribution:
-    """By row of the step, the distribution of its draft token. A row that verifies no token has zeros.
+    """Distribution of the draft token of each row of a step. A row that verifies no token has zeros.
 
     Point masses are written out only for the rows that are asked for, never for a whole step.
 
@@ -147,7 +147,7 @@ class DraftDistribution:
         self._width = like.shape[-1]
 
     def of_drafted(self) -> Tensor:
-        """[R] float64, probability of each row's draft token; 0 where there is none."""
+        """Return the probability [R] float64 of each row's draft token; 0 where there is none."""
         found = torch.zeros(len(self._drafted), dtype=torch.float64, device=self._drafted.device)
         found[self._verifying] = 1.0
         if self._probs is not None:
@@ -155,7 +155,7 @@ class DraftDistribution:
         return found
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """[len(rows), V] float64; zeros for a row that verifies no token."""
+        """Return the distributions [len(rows), V] float64; zeros for a row that verifies no token."""
         found = torch.zeros(len(rows), self._width, dtype=torch.float64, device=rows.device)
         line = self._line[rows]
         verifying = (line >= 0).nonzero()[:, 0]
@@ -167,7 +167,7 @@ class DraftDistribution:
 
 
 class Trial:
-    """What both rules know of a step before they accept anything.
+    """State of a step before anything is accepted, common to both rules.
 
     fixed_probs: [R, V] float32, the target's probabilities as whole numbers, in place of the logits.
     draft_distribution: of each row's draft token.
@@ -187,7 +187,7 @@ class Trial:
         self.noise = rows.accept_noise()
 
     def residuals(self, survival: Floats) -> Floats:
-        """[R] Σ (survival * target_probs - draft_probs)+, in whole units of 2**-52: exact in any order.
+        """Return Σ (survival * target_probs - draft_probs)+ [R], in whole units of 2**-52: exact in any order.
 
         A row without a token has all its mass on the error, which no drafter proposes. Were its residual 0, the
         prefix before it could not end a draft, and shorter ones would take its place in the answer.
@@ -206,7 +206,7 @@ class Trial:
         return self._rows.results(last, self._final_tokens(last, survival))
 
     def _final_tokens(self, last: Ints, survival: Floats) -> Ints:
-        """[S] the bonus or recovered token of each sequence, at the last row that it reaches.
+        """Return the bonus or recovered token [S] of each sequence, at the last row that it reaches.
 
         The residual of a recovered token is (survival * target_probs - draft_probs)+. survival: [S], 1 where
         tokens are verified one by one.
@@ -229,7 +229,7 @@ class Trial:
 
 
 def _padded(layout: DraftLayout, values: Floats) -> Floats:
-    """[S, G + 1] from [R], zeros after the last row of a sequence. G: the longest draft."""
+    """Pad values [R] to [S, G + 1], zeros after the last row of a sequence. G: the longest draft."""
     found = np.zeros((len(layout.first), int(layout.num_drafts.max(initial=0)) + 1))
     found[layout.sequence, layout.depth] = values
     return found

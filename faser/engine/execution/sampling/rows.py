@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(slots=True, kw_only=True)
 class StepTokens:
-    """What S sequences get from a step, as columns. Read only, and not frozen: every step makes one.
+    """Tokens of S sequences from a step, as columns. Read only, and not frozen: every step makes one.
 
     counts: [S] tokens of each: the accepted draft tokens, then the bonus or recovered token; 0: none.
     token_ids: sequence after sequence.
@@ -134,11 +134,11 @@ class DraftLayout:
 
     @property
     def verifying(self) -> Ints:
-        """[T] rows that verify a draft token, in the order of the drafts."""
+        """Return the rows [T] that verify a draft token, in the order of the drafts."""
         return np.flatnonzero(self.drafted != NO_TOKEN)
 
     def last_reached(self, accepted: Bools) -> Ints:
-        """[S] each sequence's first row whose draft token is not accepted. accepted: [R]."""
+        """Return each sequence's first row [S] whose draft token is not accepted. accepted: [R]."""
         rejected = np.flatnonzero(~accepted | (self.drafted == NO_TOKEN))
         return rejected[np.searchsorted(rejected, self.first)]
 
@@ -180,7 +180,7 @@ class LogitRows:
 
     @property
     def is_random(self) -> Bools:
-        """[R] whether the row's token is drawn at random."""
+        """Return whether each row's token is drawn at random: [R]."""
         return self._state.is_random(self.slots)
 
     def edit(self, edits: Sequence[LogitsEdit]) -> None:
@@ -196,7 +196,7 @@ class LogitRows:
         self.logits[:, 0] = torch.where(self._was_sound, self.logits[:, 0], torch.nan)
 
     def tokens(self) -> Ints:
-        """[R] each row's token, NO_TOKEN where it has none. Waits for the device once."""
+        """Return each row's token [R], NO_TOKEN where it has none. Waits for the device once."""
         if self._state.any_random(self.slots):
             metadata = self._state.metadata(self.slots, self.positions)
             self._found = sample_on_host(self._kernels, self.logits, metadata)
@@ -205,7 +205,7 @@ class LogitRows:
         return self._found
 
     def best(self) -> Ints:
-        """[R] each row's most likely token, NO_TOKEN where it has none."""
+        """Return each row's most likely token [R], NO_TOKEN where it has none."""
         if self._found is None:
             self._found = self._kernels.best(self.logits)
         return self._found
@@ -223,7 +223,7 @@ class LogitRows:
         return token_ids
 
     def probabilities(self) -> Tensor:
-        """[R, V] float32 whole numbers, in place of the logits, from which each row's token is drawn.
+        """Return whole numbers [R, V] float32, in place of the logits, from which each row's token is drawn.
 
         They are proportional to the probabilities. A greedy row has a single nonzero one, a row without a token
         none.
@@ -248,7 +248,7 @@ class LogitRows:
         return race(words, self.logits.shape[-1], self.logits.device)
 
     def accept_noise(self) -> Tensor:
-        """[R] the random numbers that accept or reject the rows' draft tokens, float64 in [0, 1)."""
+        """Return the random numbers [R] that accept or reject the rows' draft tokens, float64 in [0, 1)."""
         seeds, starts = self._state.seed[self.slots], self.positions[self.layout.first][self.layout.sequence]
         words = noise_words(seeds, self.positions, Purpose.ACCEPT, starts, self._kernels.philox)
         return to_device(uniforms(words), self.logits.device)
@@ -291,12 +291,12 @@ class LogitRows:
 
     @property
     def lacking(self) -> Bools:
-        """[R] whether the row has no token."""
+        """Return whether each row has no token: [R]."""
         lacking: Bools = self.best() == NO_TOKEN
         return lacking
 
     def _errors(self, last: Ints) -> dict[int, SequenceError | None]:
-        """By row, of the rows at which a sequence ends without a token; None: it goes on in a later step.
+        """Return by row the errors where a sequence ends without a token; None: it goes on in a later step.
 
         Waits for the device only for these.
         """
@@ -315,7 +315,7 @@ class LogitRows:
     def _reports(
         self, raw: Tensor, last: Ints, errors: Container[int], token_ids: Ints
     ) -> dict[int, PositionLogprobs]:
-        """By row, of the rows that are reached and report log probabilities. raw: all of these."""
+        """Return by row the log probabilities of the rows that are reached and report them. raw: all of these."""
         reaching = last[self.layout.sequence].tolist()
         at = [i for i, row in enumerate(self._scored) if row <= reaching[row] and row not in errors]
         if not at:

@@ -79,7 +79,7 @@ class Sampler:
         return rows
 
     def needs_only_logits(self, slots: Sequence[int]) -> bool:
-        """Whether tokens of these slots depend on logits, seed and position only, and nothing is reported."""
+        """Return whether tokens of these slots need logits, seed and position only, and nothing is reported."""
         special: list[Collection[int]] = [each.slots for each in self._processors]
         special.append(self.state.num_top)
         return not any(special) or not any(slot in each for each in special if each for slot in slots)
@@ -87,7 +87,7 @@ class Sampler:
     def metadata(
         self, slots: Sequence[int] | NDArray[np.int64], positions: Sequence[int] | NDArray[np.int64]
     ) -> SamplingMetadata:
-        """How tokens of rows of these slots are sampled from processed logits. positions: of the tokens."""
+        """Return how tokens of rows of these slots are sampled from processed logits. positions: of the tokens."""
         return self.state.metadata(np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64))
 
     def check_invariants(self) -> None:

@@ -30,7 +30,7 @@ _LEADING = 2  # tokens of white space that may stand before the mark which opens
 
 
 class _Place(NamedTuple):
-    """Where an answer stands.
+    """Place of an answer relative to its thinking.
 
     may_begin: thinking may still be opened. spent: tokens of thinking so far. before: the last ones outside of it.
     """

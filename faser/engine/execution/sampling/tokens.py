@@ -43,7 +43,7 @@ class PendingTokens(Protocol):
 
     @property
     def tokens(self) -> Tensor:
-        """[N] int64 where the model runs, for work launched later; the next sampling overwrites it."""
+        """Return the tokens [N] int64 on the model's device, for later work; the next sampling overwrites them."""
         ...
 
     def wait(self) -> SampledTokens:
@@ -64,7 +64,7 @@ class TokenSampler(Protocol):
 
 
 def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata) -> Ints:
-    """[N] each row's token, NO_TOKEN where it has none. May overwrite the logits."""
+    """Sample each row's token [N], NO_TOKEN where it has none. May overwrite the logits."""
     random = metadata.is_random
     if not random.any():
         return kernels.best(logits)
@@ -77,7 +77,7 @@ def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingM
 def draft_on_host(
     kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, ids: Ints | None = None
 ) -> tuple[Ints, Reals]:
-    """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
+    """Return each row's draft token [N], NO_TOKEN where it has none, and its margin [N].
 
     metadata: None: all are greedy. ids: as token_ids of SamplingKernels.predict.
     """
@@ -108,7 +108,7 @@ class ReadyTokens:
 
 
 class HostTokenSampler:
-    """See TokenSampler. The logits may be anywhere; the kernels' results come to the host."""
+    """Token sampler whose results come to the host; the logits may be anywhere."""
 
     def __init__(self, kernels: SamplingKernels) -> None:
         self._kernels = kernels
@@ -196,7 +196,7 @@ class DeviceTokens:
 
 
 class DeviceTokenSampler:
-    """See TokenSampler. Samples on the device up to max_rows rows; all buffers have fixed addresses.
+    """Token sampler on the device, up to max_rows rows; all buffers have fixed addresses.
 
     `take` is send, run_take and taken; `draft` is send, run_draft and drafted. A CUDA graph contains run_take or
     run_draft.

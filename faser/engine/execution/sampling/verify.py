@@ -67,7 +67,7 @@ def make_verifier(config: SpeculationConfig, sampler: Sampler) -> Verifier:
 
 
 class SampleAndMatch:
-    """See Verifier. draft_probs must be None. A step without drafts is sampled by it whatever the verifier is."""
+    """Verifier of point masses; draft_probs must be None. It samples every step without drafts."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -84,7 +84,7 @@ class SampleAndMatch:
 
 
 def _is_cheap(rows: LogitRows) -> bool:
-    """Whether sampling all rows at once costs less than sampling some of them in several calls.
+    """Return whether sampling all rows at once costs less than sampling some of them in several calls.
 
     True where all are greedy, and off the CPU, where every call waits for the device.
     """
@@ -92,7 +92,7 @@ def _is_cheap(rows: LogitRows) -> bool:
 
 
 def _tokens_as_far_as_accepted(rows: LogitRows) -> Ints:
-    """[R] sampled tokens; NO_TOKEN after a rejection, where a token would not be used.
+    """Return sampled tokens [R]; NO_TOKEN after a rejection, where a token would not be used.
 
     All first rows are sampled together, then the second rows of the sequences whose first draft token was
     accepted, and so on.
@@ -107,7 +107,7 @@ def _tokens_as_far_as_accepted(rows: LogitRows) -> Ints:
 
 
 def accepted(token_ids: Ints, drafted: Ints) -> Bools:
-    """[R] whether the row's draft token is the sampled one. A row without a token accepts nothing."""
+    """Return whether each row's draft token is the sampled one: [R]. A row without a token accepts nothing."""
     same: Bools = (token_ids == drafted) & (drafted != NO_TOKEN)
     return same
 

@@ -1,4 +1,4 @@
-"""Which device and backend an engine uses, and which kernels FlashInfer has yet to compile for its models."""
+"""Choice of an engine's device and backend, and the kernels that FlashInfer has yet to compile for its models."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -78,13 +78,13 @@ def resolve_device(
 
 
 def _memory_bytes(facts: CudaFacts, device: str) -> int:
-    """Of the device cuda:N; 0 where it is not known."""
+    """Return the memory of the device cuda:N; 0 where it is not known."""
     index = int(device.partition(":")[2] or 0)
     return facts.memory_bytes[index] if index < len(facts.memory_bytes) else 0
 
 
 def _labels(config: EngineConfig) -> Label:
-    """What messages call a setting: its flag; a device that no flag names is "the device"."""
+    """Return the name of a setting in messages: its flag; a device that no flag names is "the device"."""
 
     def label(name: str) -> str:
         return "the device" if name == "device" and config.device == "auto" else flag_label(name)

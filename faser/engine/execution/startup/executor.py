@@ -74,7 +74,7 @@ WrapDrafter = Callable[[Drafter], Drafter]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine has after loading.
+    """Parts of an engine after loading.
 
     drafting: the draft model or the head; empty where drafts come from text. lanes:
     None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
@@ -109,7 +109,7 @@ class EngineParts:
 
     @property
     def num_snapshots(self) -> int:
-        """Of recurrent states; 0: none, or the target has no such states."""
+        """Return the number of snapshots of recurrent states; 0: none, or the target has no such states."""
         shape = state_shape(self.config, self.target.files)
         return 0 if shape is None else shape.num_snapshots
 

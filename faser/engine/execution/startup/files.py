@@ -1,4 +1,4 @@
-"""Which models an engine loads, by the files that its configuration names, and whether they fit together.
+"""Models that an engine loads, by the files that its configuration names, and whether they fit together.
 
 The target comes first; behind it what drafts for it, a draft model or a head: with method `auto` the files say
 which, and without `model` the head may be part of the target's own checkpoint. What they show is refused here,
@@ -166,7 +166,7 @@ def head_files(config: EngineConfig, directory: Path, target: ModelFiles) -> Hea
 
 
 def _method_of(directory: Path) -> str | None:
-    """How the head in a directory drafts; None: there is none. Raises ModelError for a kind that is refused."""
+    """Return the method of the head in a directory; None: there is none. Raises ModelError for a refused kind."""
     if block := block_method(directory):
         return block
     if not is_head(directory):

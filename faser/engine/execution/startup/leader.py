@@ -29,7 +29,7 @@ _log = logging.getLogger("faser.engine")
 
 
 def loaded(rank: int) -> str:
-    """What this rank leaves when it has its part of the model: nothing, or what is wrong."""
+    """Return the name of the note that this rank leaves once it has its part of the model: empty, or the error."""
     return f"loaded/{rank}"
 
 

@@ -48,7 +48,7 @@ class MemoryBudget:
 
     @property
     def granted_bytes(self) -> int:
-        """What this process may take: its share, or what was free if that is less."""
+        """Return the bytes that this process may take: its share, or what was free if that is less."""
         return min(int(self.total_bytes * self.share), self.free_bytes)
 
     @property
@@ -160,7 +160,7 @@ def most_logit_rows(config: EngineConfig) -> int:
 
 
 def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
-    """What the index of texts may hold in the host's memory: what all sequences can fill, within the limits."""
+    """Return the bytes that the index of texts may hold: what all sequences can fill, within the limits."""
     if not config.speculation.drafts_from_text:
         return 0
     tokens = config.max_num_seqs * max_model_len + CORPUS_TOKENS
@@ -169,7 +169,7 @@ def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
 
 
 def experts_bytes(config: EngineConfig, model: CachedModel) -> int:
-    """What the kernels for mixtures on a CPU take for the rows of the largest step, and keep; 0: there are none.
+    """Return the bytes that the CPU's kernels for mixtures take for the largest step, and keep; 0: no mixtures.
 
     For each pair of a row and an expert: its input, as it is and in 8 bits; gate and up, and their product; its
     result in float32; and where it is among the others. A shared expert comes before them, in the same memory but
@@ -238,7 +238,7 @@ def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:
 
 
 def state_bytes(config: EngineConfig, model: CachedModel) -> int:
-    """Of the states of all sequences, and of snapshots; 0: there are none."""
+    """Return the bytes of the states of all sequences, and of snapshots; 0: there are none."""
     shape = state_shape(config, model)
     return 0 if shape is None else shape.total_bytes
 

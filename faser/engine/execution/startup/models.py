@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.config.speculation import DRAFT_VOCAB_SIZE, MTP
+from faser.config.speculation import DRAFT_VOCAB_SIZE, DRAFT_VOCAB_SIZES, MTP
 from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
@@ -23,7 +23,7 @@ from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates, ring_rows
+from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.registry import HeadParts
@@ -36,7 +36,6 @@ from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
-from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
@@ -179,7 +178,7 @@ def start_models(
         _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
     ]
     verifying = _start_model(config, target, shapes[0], report, on.verify, group)
-    started += [_start_head(config, each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    started += [_start_head(each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
     return verifying, started
 
 
@@ -300,11 +299,23 @@ def _load_head(
     if isinstance(spec, AssistantSpec):
         head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
+        draft_ids = _draft_ids(config, files)
+        head = load_block(
+            directory, spec, decoder, backend, quantization=quantization, draft_ids=draft_ids, **room
+        )
     elif config.speculation.pass_method == MTP:
-        draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
+        chooses = config.speculation.draft_vocab_size is None and files.spec.vocab_size > DRAFT_VOCAB_SIZES[-1]
+        sizes = DRAFT_VOCAB_SIZES if chooses and backend.head_drafting is not None else (DRAFT_VOCAB_SIZE,)
         head = load_mtp(
-            directory, spec, decoder, backend, quantization=config.quantization, draft_ids=draft_ids, **room
+            directory,
+            spec,
+            decoder,
+            backend,
+            quantization=config.quantization,
+            draft_ids=_draft_ids(config, files, sizes[-1]),
+            sizes=sizes if len(sizes) > 1 else (),
+            start=DRAFT_VOCAB_SIZE,
+            **room,
         )
     else:
         head = load_head(directory, decoder, backend, quantization=quantization, **room)
@@ -319,22 +330,21 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+def _draft_ids(config: EngineConfig, files: HeadFiles, most: int = DRAFT_VOCAB_SIZE) -> Tensor | None:
+    """Return the first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
 
-    size: None: DRAFT_VOCAB_SIZE of a vocabulary of more than twice as many.
+    most: so many of a vocabulary that is larger than the largest of DRAFT_VOCAB_SIZES, where no size is given.
     """
-    vocab_size = files.spec.vocab_size
+    size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
     if size is None:
-        size = DRAFT_VOCAB_SIZE if vocab_size > 2 * DRAFT_VOCAB_SIZE else vocab_size
+        size = most if vocab_size > DRAFT_VOCAB_SIZES[-1] else vocab_size
     if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
-    files, decoder, slots = loaded.files, loaded.target.decoder, config.max_num_seqs
-    table = BlockTable(slots, -(-files.max_positions // kv.block_size))
+def _start_head(loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
+    files, decoder = loaded.files, loaded.target.decoder
     head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
@@ -343,9 +353,7 @@ def _start_head(config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: E
         runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
         if isinstance(head, BlockModel)
         else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        cache=None
-        if isinstance(head, AssistantHead)
-        else HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+        kv=kv,
     )
     return EngineHead(
         files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts

@@ -49,7 +49,7 @@ _UNDISTURBED = 0.25  # quantile: other processes only ever make a step slower
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyBatchLimits:
-    """What dummy sequences may use: blocks 0 … num_blocks - 1 of block_size tokens, and max_len positions each.
+    """Limits of dummy sequences: blocks 0 … num_blocks - 1 of block_size tokens, and max_len positions each.
 
     max_rows: most rows of a step. max_logit_rows: most rows whose logits are computed at once.
     """
@@ -85,7 +85,7 @@ class BatchShape:
 
     @property
     def counts(self) -> NDArray[np.int32]:
-        """[S] rows of each sequence."""
+        """Return the rows of each sequence: [S]."""
         each = min(self.rows_each, self.context)
         counts = np.full(-(-self.rows // each), each, dtype=np.int32)
         counts[-1] = self.rows - each * (len(counts) - 1)
@@ -93,12 +93,12 @@ class BatchShape:
 
     @property
     def kv_tokens(self) -> int:
-        """As in StepPlan: cached tokens of all sequences before the step."""
+        """Return, as StepPlan does, the cached tokens of all sequences before the step."""
         return int((self.context - self.counts).sum())
 
     @property
     def kv_row_tokens(self) -> int:
-        """As in StepPlan: tokens before every further row of a sequence, added up over these rows."""
+        """Return, as StepPlan does, the tokens before every further row of a sequence, added up."""
         counts = self.counts.astype(np.int64)
         return int(((counts - 1) * (2 * self.context - counts)).sum()) // 2
 
@@ -188,7 +188,7 @@ def fit_table(
 
 
 def _fit_experts(seconds: Mapping[BatchShape, float], reads: ExpertReads) -> ExpertCosts:
-    """By what the steps with equal and with different tokens differ, and by how alike different tokens choose."""
+    """Fit costs of experts: by steps with equal and with different tokens, and how alike the latter choose."""
     expert_s = 0.0
     for alike in (shape for shape in seconds if shape.alike):
         different = replace(alike, alike=False)
@@ -222,7 +222,7 @@ class StageProgress:
 
 
 def undisturbed_s(seconds: list[float]) -> float:
-    """What a step takes while nothing else disturbs it: the lower quartile; of a few times the least."""
+    """Return the seconds of a step that nothing else disturbs: the lower quartile; of a few times the least."""
     return min(seconds) if len(seconds) < 1 / _UNDISTURBED else float(np.quantile(seconds, _UNDISTURBED))
 
 
@@ -281,12 +281,12 @@ class StepProfiler:
 
     @property
     def num_row_counts(self) -> int:
-        """How many row counts a table has at most."""
+        """Return the maximum number of row counts in a table."""
         return len(row_counts(self._limits.max_rows, self.edges))
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Of its table."""
+        """Return the edges of its table."""
         return self._runner.row_edges(min(self._limits.max_rows, max(BENDS)))
 
     def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
@@ -343,7 +343,7 @@ class StepProfiler:
         return BatchShape(rows=rows, rows_each=self._rows_each, context=min(SHORT_CONTEXT, self._limits.longest))
 
     def _blocks(self, num_sequences: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """[num_sequences, blocks of a context]. Sequences share blocks only where there are too few."""
+        """Return block tables [num_sequences, blocks]. Sequences share blocks only where there are too few."""
         width = -(-context // self._limits.block_size)
         numbers = np.arange(num_sequences * width, dtype=np.int32) % self._limits.num_blocks
         return numbers.reshape(num_sequences, width)
@@ -394,7 +394,7 @@ class StepProfiler:
 
 
 def _wanted_times(seconds: list[float]) -> int:
-    """How often a step that took these seconds should be timed, if there is time."""
+    """Return how often to time a step that took these seconds, if there is time."""
     return min(max(int(_LONG_ENOUGH_S / min(seconds)), _FEWEST_TIMES), _MOST_TIMES)
 
 

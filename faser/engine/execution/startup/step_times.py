@@ -194,7 +194,7 @@ def profile(
 def start_check(
     times: StepTimes, timers: Mapping[Role, SecondsNow], *, meter: BusyMeter | None = None
 ) -> str | None:
-    """What is wrong with `times`; None: they hold. timers: of the roles to check. meter: None: this machine's.
+    """Return what is wrong with `times`; None: they hold. timers: by role to check. meter: None: this machine's.
 
     A step that is faster now refutes them: other processes only slow steps down. A slower step does so only where
     no other process disturbs it; next to one the times are kept, for the cost model follows a slower machine.

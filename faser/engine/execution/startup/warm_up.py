@@ -209,7 +209,7 @@ def profile_memory(
     free_at_start_bytes: int,
     lanes: DeviceLanes,
 ) -> MemoryBudget:
-    """See measure_budget. lanes: those that models may compute on at the same time."""
+    """Measure the memory budget by running the largest steps. lanes: those that compute at the same time."""
 
     def step() -> None:
         for each in models:
@@ -278,7 +278,7 @@ def measure_budget(
 
 
 def _sampling_bytes(model: LoadedModel) -> int:
-    """What a runner's sampling kernels keep between steps."""
+    """Return the bytes that a runner's sampling kernels keep between steps."""
     return model.files.max_logit_rows * model.decoder.spec.vocab_size * _SAMPLING_BYTES // 1024
 
 
@@ -297,7 +297,7 @@ def _largest_step(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def _has_draft_probs(speculation: SpeculationConfig) -> bool:
-    """Whether drafts come with the distributions that they were drawn from."""
+    """Return whether drafts come with the distributions that they were drawn from."""
     return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
 
 

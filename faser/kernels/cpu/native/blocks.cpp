@@ -57,8 +57,8 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
     add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
 }
 
-void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
-            void* qkv, void* mixed) {
+void append(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
+            void* qkv) {
     const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
     if (layer.wide_q_norm) {
         char* keys = (char*)qkv + width * (rows.dtype == kFloat32 ? 4 : 2);
@@ -69,6 +69,11 @@ void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, con
     }
     faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
                       layer.query_angles, layer.q_norm, layer.k_norm, nullptr, layer.eps, rows.dtype);
+}
+
+void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
+            void* qkv, void* mixed) {
+    const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
     faser_attend(pool, cache, plan, &layer.heads, qkv, stride, mixed, width, rows.dtype);
     if (layer.gated) {
         const char* gates = (const char*)qkv + (stride - width) * (rows.dtype == kFloat32 ? 4 : 2);
@@ -99,8 +104,6 @@ void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlo
     normed_linear(pool, *by, *rows, hidden, stride, out, out_dtype, nullptr);
 }
 
-// hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); unless following is null,
-// out = following(hidden).
 void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
                         const FaserBlockRows* rows, const void* mixed, void* hidden, void* out) {
     feed_forward(pool, *layer, *rows, mixed, hidden, following ? &following->product : nullptr);
@@ -121,9 +124,31 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
         if (layer.delta_net) {
             mix_by_state(pool, layer, *rows, &states->layers[number], *states, hidden, qkv, mixed);
         } else {
+            append(pool, layer, *rows, &caches[number], plan, qkv);
             attend(pool, layer, *rows, &caches[number], plan, qkv, mixed);
         }
         feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
     }
+}
+
+void faser_last_layer(Pool* pool, const FaserLayer* layer, const FaserNormedLinear* following,
+                      const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, const int64_t* ends,
+                      int64_t num_ends, FaserPlan* plan_of_ends, void* hidden, void* qkv, void* mixed) {
+    const int64_t value = rows->dtype == kFloat32 ? 4 : 2;
+    if (layer->qkv.norm) {
+        normed_linear(pool, layer->qkv, *rows, hidden, layer->qkv.product.depth, qkv, rows->dtype,
+                      &layer->feed_forward.attention_out);
+    }
+    append(pool, *layer, *rows, cache, plan, qkv);
+    const int64_t columns = layer->qkv.product.columns * value, width = layer->qkv.product.depth * value;
+    for (int64_t i = 0; i < num_ends; i++) {
+        if (ends[i] == i) continue;
+        memcpy((char*)qkv + i * columns, (char*)qkv + ends[i] * columns, columns);
+        memcpy((char*)hidden + i * width, (char*)hidden + ends[i] * width, width);
+    }
+    FaserBlockRows some = *rows;
+    some.rows = num_ends;
+    attend(pool, *layer, some, cache, plan_of_ends, qkv, mixed);
+    feed_forward(pool, layer->feed_forward, some, mixed, hidden, following ? &following->product : nullptr);
 }
 }

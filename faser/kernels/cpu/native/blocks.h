@@ -80,6 +80,17 @@ void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, in
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,
                   const FaserStatesOfStep* states);
 
+// One layer of attention whose output is wanted of the rows `ends` alone, which ascend: keys and values of all rows enter
+// the cache. Afterwards these rows of `hidden` are the first ones. plan_of_ends: one row of each sequence.
+void faser_last_layer(faser::Pool* pool, const FaserLayer* layer, const FaserNormedLinear* following,
+                      const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, const int64_t* ends,
+                      int64_t num_ends, FaserPlan* plan_of_ends, void* hidden, void* qkv, void* mixed);
+
+// hidden += attention_out(mixed); hidden += down(gate(gate_up(hidden))); unless following is null,
+// out = following(hidden).
+void faser_feed_forward(faser::Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
+                        const FaserBlockRows* rows, const void* mixed, void* hidden, void* out);
+
 void faser_experts(faser::Pool* pool, const FaserExperts* experts, const void* x, const void* routed_by,
                    int64_t rows, void* hidden, int32_t dtype);
 

@@ -38,6 +38,7 @@ struct FaserChoice {
     const int64_t* top_k;
     const double* top_p;
     const int64_t* ids;  // of the columns, ascending, or null
+    int64_t ids_stride;  // from one row's ids to the next; 0: all have the same
 };
 
 // linear.cpp
@@ -79,14 +80,18 @@ void faser_rope_append(faser::Pool*, const FaserCache* cache, const FaserPlan*, 
                        int64_t stride, const float* angles, const float* query_angles, const float* q_norm,
                        const float* k_norm, const float* v_norm, float eps, int32_t dtype);
 
-// attention/
-FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,
-                          int64_t num_sequences, int64_t num_rows, int64_t table_width, int64_t block_size);
+// attention/. seen_to: the last position that each row sees, or null: its own.
+FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* seen_to,
+                          const int32_t* block_table, int64_t num_sequences, int64_t num_rows, int64_t table_width,
+                          int64_t block_size);
 void faser_plan_free(FaserPlan*);
 void faser_attend(faser::Pool*, const FaserCache* cache, FaserPlan*, const FaserHeads*, const void* q,
                   int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
 
-// sampling.cpp
+// sampling.cpp. found, values: [rows, count] columns and values of the largest logits of each row, falling, the lower
+// column first among equal ones; a row with a NaN has one for its first value.
+void faser_top(faser::Pool*, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t count,
+               int64_t* found, float* values);
 void faser_best(faser::Pool*, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* found,
                 double* margins);
 void faser_draw(faser::Pool*, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,

@@ -2,14 +2,13 @@
 // call: a pass of a head takes a quarter of a millisecond, and Python between its operations would take as long.
 // Operations are those that have calls of their own, in the order of the loop in Python, so drafts are the same.
 
+#include "drafting.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
-
-#include "blocks.h"
-#include "calls.h"
-#include "simd.h"
 
 using namespace faser;
 
@@ -48,19 +47,6 @@ struct FaserDraftRoom {
     float* logits;
 };
 
-// How the tokens of S sequences are chosen, and where drafts end. noise: [S, width], or null: all are greedy.
-struct FaserDraftRules {
-    int64_t num_sequences, width;  // of the longest draft
-    const int64_t* max_tokens;
-    const float* temperature;  // as in FaserChoice, for each sequence
-    const float* log_min_p;
-    const int64_t* top_k;
-    const double* top_p;
-    const uint64_t* noise;
-    const double* pass_prices;  // by the number of sequences that go on, from 1 on; null: drafts have max_tokens
-    double row_price, intercept, slope;
-};
-
 // Committed tokens of S sequences, each with the target's states of the position before it, and where they and the
 // drafts that follow them go in the cache.
 struct FaserHeadRows {
@@ -73,21 +59,9 @@ struct FaserHeadRows {
     const int32_t* block_table;  // [S, table_width]
     int64_t table_width, block_size;
 };
-
-// token_ids, margins: [S, width], of which the first counts[s] are written. num_fed: tokens that were rows of a pass.
-struct FaserDrafts {
-    int64_t* token_ids;
-    double* margins;
-    int64_t* counts;
-    int64_t* num_fed;
-};
 }
 
 namespace {
-
-constexpr double kCertain = 100;  // nats: larger margins carry no more information
-
-bool has_weights(const FaserAnyLinear& product) { return product.linear || product.low_bit; }
 
 double acceptance(const FaserDraftRules& rules, double margin) {
     const double x = -(rules.intercept + rules.slope * margin);
@@ -129,43 +103,8 @@ class Drafting {
         } else {
             faser_normed_linear(pool_, &head_.logits, &rows_, room_.hidden, width(), room_.logits, kFloat32);
         }
-        found_.resize(count);
-        margins_.resize(count);
-        faser_best(pool_, room_.logits, columns, count, columns, found_.data(), margins_.data());
-        if (rules_.noise) draw(columns);
-        for (int64_t i = 0; i < count; i++) {
-            found_[i] = std::max<int64_t>(found_[i], 0);  // where logits are no numbers
-            margins_[i] = std::min(std::max(margins_[i], -kCertain), kCertain);
-        }
-    }
-
-    void draw(int64_t columns) {
-        std::vector<int64_t> rows, best, top_k, drawn;
-        std::vector<float> temperature, log_min_p;
-        std::vector<uint64_t> noise;
-        std::vector<double> top_p, margins;
-        for (size_t i = 0; i < active_.size(); i++) {
-            const int64_t s = active_[i];
-            if (!(rules_.temperature[s] > 0) || found_[i] < 0) continue;
-            rows.push_back(i);
-            best.push_back(found_[i]);
-            temperature.push_back(rules_.temperature[s]);
-            log_min_p.push_back(rules_.log_min_p[s]);
-            top_k.push_back(rules_.top_k[s]);
-            top_p.push_back(rules_.top_p[s]);
-            noise.push_back(rules_.noise[s * rules_.width + drafts_.counts[s]]);
-        }
-        if (rows.empty()) return;
-        drawn.resize(rows.size());
-        margins.resize(rows.size());
-        const FaserChoice choice{rows.data(),  best.data(),  temperature.data(), log_min_p.data(),
-                                 top_k.data(), top_p.data(), head_.draft_ids};
-        faser_draw(pool_, room_.logits, columns, columns, &choice, rows.size(), noise.data(), drawn.data(),
-                   margins.data());
-        for (size_t i = 0; i < rows.size(); i++) {
-            found_[rows[i]] = drawn[i];
-            margins_[rows[i]] = margins[i];
-        }
+        choose_columns(pool_, rules_, drafts_.counts, active_, room_.logits, columns, head_.draft_ids, 0,
+                       found_, margins_);
     }
 
     // Keeps those tokens that the rules allow. Whether a sequence goes on; those that do are active, and their rows of
@@ -199,7 +138,7 @@ class Drafting {
 
     // The first pass, over the committed tokens. Leaves the head's output for the last one of each sequence.
     void read() {
-        const int64_t rows = input_.num_rows, row = width() * bytes();
+        const int64_t rows = input_.num_rows;
         const void* states = input_.states;
         int64_t stride = input_.states_stride;
         if (head_.num_state_norms) {
@@ -216,12 +155,9 @@ class Drafting {
             multiply(head_.fc, states, stride, rows, room_.features, rows_.dtype, nullptr);
             states = room_.features;
         }
-        compute(rows, input_.token_ids, states, input_.query_start, input_.places, input_.block_table,
-                rules_.num_sequences);
-        for (int64_t s = 0; s < rules_.num_sequences; s++) {
-            const int64_t last = input_.query_start[s + 1] - 1;
-            if (last != s) memcpy((char*)room_.hidden + s * row, (char*)room_.hidden + last * row, row);
-        }
+        std::vector<int64_t> ends;
+        for (int64_t s = 0; s < rules_.num_sequences; s++) ends.push_back(input_.query_start[s + 1] - 1);
+        compute(rows, input_.token_ids, states, input_.query_start, input_.places, input_.block_table, ends);
     }
 
     // One row for each active sequence: its last drafted token, and the head's output that drafted it.
@@ -235,21 +171,20 @@ class Drafting {
             const int32_t* blocks = input_.block_table + s * input_.table_width;
             table.insert(table.end(), blocks, blocks + input_.table_width);
         }
-        compute(active_.size(), ids.data(), room_.hidden, starts.data(), places.data(), table.data(), active_.size());
+        std::vector<int64_t> all(active_.size());
+        std::iota(all.begin(), all.end(), 0);
+        compute(active_.size(), ids.data(), room_.hidden, starts.data(), places.data(), table.data(), all);
     }
 
-    // The layers over rows of these tokens and features, which may be the hidden states themselves.
+    // The layers over rows of these tokens and features, which may be the hidden states themselves. ends: the last row of
+    // each sequence; of the other rows the last layer computes keys and values alone.
     void compute(int64_t rows, const int64_t* ids, const void* features, const int32_t* query_start,
-                 const int32_t* places, const int32_t* table, int64_t num_sequences) {
-        const int64_t row = width() * bytes();
-        FaserPlan* plan =
-            faser_plan_new(query_start, places, table, num_sequences, rows, input_.table_width, input_.block_size);
+                 const int32_t* places, const int32_t* table, const std::vector<int64_t>& ends) {
+        const int64_t row = width() * bytes(), num_sequences = ends.size(), last = head_.num_layers - 1;
+        FaserPlan* plan = faser_plan_new(query_start, places, nullptr, table, num_sequences, rows, input_.table_width,
+                                         input_.block_size);
         rows_.rows = rows;
-        if (head_.embedding.linear) {
-            faser_embed(pool_, head_.embedding.linear, ids, rows, room_.embedded);
-        } else {
-            faser_low_bit_embed(pool_, head_.embedding.low_bit, ids, rows, room_.embedded, rows_.dtype);
-        }
+        embed(pool_, head_.embedding, ids, rows, room_.embedded, rows_.dtype);
         faser_rms_norm(pool_, room_.embedded, width(), rows, width(), head_.embedding_norm, head_.eps, room_.joined,
                        2 * width(), rows_.dtype, nullptr);
         char* normed = (char*)room_.joined + row;
@@ -267,24 +202,27 @@ class Drafting {
             multiply(head_.qkv, room_.joined, 2 * width(), rows, room_.qkv, rows_.dtype,
                      head_.layers->feed_forward.attention_out.low_bit);
         }
-        faser_layers(pool_, head_.layers, 0, head_.num_layers, &head_.logits, &rows_, cache_, plan, room_.hidden,
-                     room_.qkv, room_.mixed, 0, nullptr);
+        std::vector<int32_t> one_each(num_sequences + 1), places_of_ends;
+        std::iota(one_each.begin(), one_each.end(), 0);
+        for (const int64_t end : ends) places_of_ends.push_back(places[end]);
+        FaserPlan* const plan_of_ends = faser_plan_new(one_each.data(), places_of_ends.data(), nullptr, table,
+                                                       num_sequences, num_sequences, input_.table_width,
+                                                       input_.block_size);
+        faser_layers(pool_, head_.layers, 0, last, &head_.layers[last].qkv, &rows_, cache_, plan, room_.hidden, room_.qkv,
+                     room_.mixed, 0, nullptr);
+        faser_last_layer(pool_, &head_.layers[last], &head_.logits, &rows_, &cache_[last], plan, ends.data(), num_sequences,
+                         plan_of_ends, room_.hidden, room_.qkv, room_.mixed);
         faser_plan_free(plan);
+        faser_plan_free(plan_of_ends);
         if (head_.norm_output) {
-            faser_rms_norm(pool_, room_.hidden, width(), rows, width(), head_.logits.norm, head_.eps, room_.hidden, width(),
+            faser_rms_norm(pool_, room_.hidden, width(), num_sequences, width(), head_.logits.norm, head_.eps, room_.hidden, width(),
                            rows_.dtype, nullptr);
         }
     }
 
-    // following: the weights that are multiplied next, or null.
-    void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out,
-                  int32_t out_dtype, const FaserLowBit* following) {
-        if (by.linear) {
-            faser_linear(pool_, by.linear, x, stride, rows, out, by.columns, out_dtype, nullptr, 0);
-        } else {
-            faser_low_bit_linear(pool_, by.low_bit, x, stride, rows_.dtype, rows, out, by.columns, out_dtype, nullptr,
-                                 0, following);
-        }
+    void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out, int32_t out_dtype,
+                  const FaserLowBit* following) {
+        faser::multiply(pool_, by, x, stride, rows, rows_.dtype, out, out_dtype, following);
     }
 
     Pool* pool_;

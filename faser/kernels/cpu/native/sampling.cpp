@@ -152,6 +152,32 @@ Best best(const float* x, int64_t width) {
     return {i, value - next};
 }
 
+// The `count` largest values and their columns, falling, the lower column first among equal ones. A column may be 0 and
+// its value -inf where there are too few above that; the first value is NaN where one is.
+void top(const float* x, int64_t width, int64_t count, int64_t* columns, float* values) {
+    std::fill(columns, columns + count, 0);
+    std::fill(values, values + count, kNothing);
+    vi bad = {};
+    each_vector(x, width, kNothing, [&](int64_t first, vf v) {
+        bad |= v != v;
+        uint32_t found = reaching(v, values[count - 1]);
+        for (; found; found &= found - 1) {
+            const int lane = __builtin_ctz(found);
+            int64_t at = count - 1;
+            if (!(v[lane] > values[at])) continue;
+            for (; at > 0 && v[lane] > values[at - 1]; at--) {
+                values[at] = values[at - 1];
+                columns[at] = columns[at - 1];
+            }
+            values[at] = v[lane];
+            columns[at] = first + lane;
+        }
+    });
+    for (int lane = 0; lane < kLanes; lane++) {
+        if (bad[lane]) values[0] = std::numeric_limits<float>::quiet_NaN();
+    }
+}
+
 struct Entry {
     uint64_t order;  // distinct
     double prob;     // whole
@@ -431,6 +457,13 @@ void faser_best(Pool* pool, const float* logits, int64_t stride, int64_t rows, i
     });
 }
 
+void faser_top(Pool* pool, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t count,
+               int64_t* found, float* values) {
+    pool->run(rows, [&](int64_t row) {
+        top(logits + row * stride, width, count, found + row * count, values + row * count);
+    });
+}
+
 // noise, found, margins: [N]. margins: by how much a scaled logit exceeds those of all other columns; may be null.
 void faser_draw(Pool* pool, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice, int64_t count,
                 const uint64_t* noise, int64_t* found, double* margins) {
@@ -438,7 +471,8 @@ void faser_draw(Pool* pool, const float* logits, int64_t stride, int64_t width, 
         const float* at = logits + choice->rows[i] * stride;
         const int64_t likeliest = choice->best[i];
         Row& row = scratch();
-        row.take(at, width, likeliest, shape(*choice, i), choice->ids);
+        const int64_t* ids = choice->ids ? choice->ids + choice->rows[i] * choice->ids_stride : nullptr;
+        row.take(at, width, likeliest, shape(*choice, i), ids);
         const int64_t column = found[i] = row.draw(noise[i]);
         if (!margins) return;
         const float margin = column == likeliest ? best(at, width).margin : at[column] - at[likeliest];

@@ -119,7 +119,7 @@ class _LaneState:
 
 
 class FlashInferBackend:
-    """See Backend. Allocates device memory when it first needs it. fp8: None: the device has no fp8 products."""
+    """Backend of FlashInfer and Triton. Allocates memory when first needed. fp8: None: no fp8 products."""
 
     def __init__(
         self,
@@ -145,6 +145,7 @@ class FlashInferBackend:
         self.blocks = separate if fp8 is None else fp8.blocks(separate)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None
+        self.block_drafting = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels
@@ -270,7 +271,7 @@ class FlashInferBackend:
         run(x, logits, hidden, self._experts_read, shared)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
-        """[R, H] float32, of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
+        """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
         gate_up, down = (_expert_matrices((each,)).weights[0] for each in products)
         size = (len(x), len(gate_up))
         inner = self.gate(

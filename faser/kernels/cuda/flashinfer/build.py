@@ -142,7 +142,7 @@ def folder_of_compiled(workspace: Path, arch: str) -> Path:
 
 
 def package_of_modules() -> bool:
-    """Whether a package of compiled modules is installed. Only FlashInfer knows which modules it holds."""
+    """Return whether a package of compiled modules is installed. Only FlashInfer knows which modules it holds."""
     return find_spec("flashinfer_jit_cache") is not None
 
 

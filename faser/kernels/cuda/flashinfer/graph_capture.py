@@ -55,7 +55,7 @@ _LAYOUT_ARRAYS = ("query_indptr", "page_indptr", "seq_len")
 
 @dataclass(frozen=True, slots=True)
 class _PlanForm:
-    """Where a plan says what: as many numbers as `length`. tile: None: its kernel has one row a sequence."""
+    """Places of numbers in a plan of `length` numbers. tile: None: its kernel has one row a sequence."""
 
     length: int
     chunk: int
@@ -68,7 +68,7 @@ _FORMS = {15: _PlanForm(15, 9, 14, 3), 10: _PlanForm(10, 7, 9, None)}  # Prefill
 
 @dataclass(frozen=True, slots=True)
 class PlanExtent:
-    """How far a plan reaches. chunk_tokens: positions of a piece; None: no sequence is cut, whatever its length.
+    """Reach of a plan. chunk_tokens: positions of a piece; None: no sequence is cut, whatever its length.
 
     most_tokens: positions that are cut; of a longer sequence the window leaves no more.
     """
@@ -77,7 +77,7 @@ class PlanExtent:
     most_tokens: int
 
     def num_pieces(self, seq_len: NDArray[np.int32]) -> bytes:
-        """Of each sequence, as bytes to compare. seq_len: [S], at least 1."""
+        """Return the pieces of each sequence, as bytes to compare. seq_len: [S], at least 1."""
         if self.chunk_tokens is None:
             return b""
         pieces: NDArray[np.int32] = (np.minimum(seq_len, self.most_tokens) - 1) // self.chunk_tokens
@@ -287,7 +287,7 @@ def _blank(rows: int, sequences: int, block_size: int) -> RowLayout:
 
 
 class FlashInferGraphCapture:
-    """See GraphCapture. wrappers: of the captured lane. lane: None: the whole device."""
+    """Capture of graphs with FlashInfer. wrappers: of the captured lane. lane: None: the whole device."""
 
     def __init__(
         self, accelerator: Accelerator, wrappers: AttentionWrappers, lane: DeviceLane | None = None

@@ -41,7 +41,7 @@ _SLACK_BYTES = 64  # for the alignment of two arrays in a workspace
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What a wrapper needs to know apart from the layout. one_row_each: every sequence has exactly one row.
+    """Kind of attention, apart from the layout. one_row_each: every sequence has exactly one row.
 
     dtype: of queries and results. kv_dtype: of keys and values, dtype or float8_e4m3fn. Kernels widen these as
     they load them, to dtype for tensor cores, else to float32; FlashInfer takes scales that are not given as one.
@@ -59,7 +59,7 @@ class AttentionKind:
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether the kernel uses tensor cores. The decode kernel without them has plans of another form."""
+        """Return whether the kernel uses tensor cores. The decode kernel without has plans of another form."""
         return not self.one_row_each or self.group >= _TENSOR_CORE_GROUP
 
 
@@ -83,7 +83,7 @@ class AttentionWorkspace:
         return 0 if self._memory is None else self._memory.nbytes
 
     def of(self, needed_bytes: int) -> Tensor:
-        """[≥ needed_bytes] uint8. Earlier callers keep their smaller tensor: graphs have captured its address."""
+        """Return at least needed_bytes uint8. Earlier callers keep theirs: graphs have captured its address."""
         if self._memory is None or self._memory.nbytes < needed_bytes:
             size = max(_WORKSPACE_BYTES, needed_bytes)
             self._memory = torch.empty(size, dtype=torch.uint8, device=self._accelerator.device)

@@ -1,4 +1,4 @@
-"""What several Triton kernels share: argument checks, uploads, bits of 8-bit floats, the ends of norm and gate.
+"""Code shared by Triton kernels: argument checks, uploads, bits of 8-bit floats, the ends of norm and gate.
 
 Bits of 8-bit floats are made by integer arithmetic. The device's own conversion is not used, because Triton's
 interpreter rounds it differently: so tests without a GPU check the bits that a GPU writes.
@@ -69,7 +69,7 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
 
 
 def expect_lines(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
-    """As `expect`, for a matrix whose rows are contiguous but may have gaps between them. Raises EngineError."""
+    """Check a matrix as `expect` does; rows are contiguous, but gaps may lie between them. Raises EngineError."""
     if tensor.dim() == 2 and tensor.numel() and tensor.stride(1) != 1:
         raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs contiguous rows")
     if tuple(tensor.shape) != shape:
@@ -108,7 +108,7 @@ def gelu_gated(gate, up):
 
 @jit
 def clamped_gated(gate, up):
-    """As swigluoai of families/architecture.py: clamped gate and up, float32. gate, up: any float type."""
+    """Compute swigluoai of families/architecture.py: clamped gate and up, float32. gate, up: any float type."""
     wide, other = gate.to(tl.float32), up.to(tl.float32)
     wide = tl.where(wide > _CLAMP, _CLAMP, wide)  # what is no number stays none
     other = tl.where(other > _CLAMP, _CLAMP, tl.where(other < -_CLAMP, -_CLAMP, other))
@@ -117,7 +117,7 @@ def clamped_gated(gate, up):
 
 @jit
 def activated(gate, up, ACTIVATION: tl.constexpr):
-    """What Backend.gate names so, float32. gate, up: any float type."""
+    """Compute the gate that Backend.gate calls ACTIVATION, float32. gate, up: any float type."""
     if ACTIVATION == "gelu_tanh":
         found = gelu_gated(gate, up)
     elif ACTIVATION == "swigluoai":
@@ -145,7 +145,7 @@ def code(value):
 
 @jit
 def saturated_code(value):
-    """As `code`, for any values: magnitudes above 448, infinities included, become 448; a NaN stays a NaN."""
+    """Return `code` of any values: magnitudes above 448, infinities included, become 448; a NaN stays a NaN."""
     value = tl.where(value > _LIMIT, _LIMIT, value)
     return code(tl.where(value < -_LIMIT, -_LIMIT, value))
 

@@ -215,7 +215,7 @@ def _finish(
 def delta_net(
     qkv: Tensor, rates: Tensor, shape: DeltaShape, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor
 ) -> None:
-    """See Backend.delta_net. held: the layer's part of the states. numbers: [NUMBERS, S] int64: see StateStep.
+    """Compute Backend.delta_net. held: the layer's part of the states. numbers: [NUMBERS, S] int64: see StateStep.
 
     qkv: [R, shape.columns] float32, bfloat16 or float16; out: [R, Hv Dv] of its type; rates: [R, 2 Hv] float32,
     contiguous. Rows of no sequence are padding: nothing of them is kept, and what they give is arbitrary.

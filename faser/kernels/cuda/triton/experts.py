@@ -30,7 +30,7 @@ _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """What a program of a product has. rows: pairs; outputs; depth: of a piece of its weights.
+    """Tiles of a program of a product. rows: pairs; outputs; depth: of a piece of its weights.
 
     warps: that share the work. stages: pieces that are on their way at a time. weights_first: weights are the
     first factor of the tensor cores' products, and rows the second one; of the first they take 64 at least.
@@ -115,7 +115,7 @@ def _offsets(matrices: tuple[Tensor, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Which pairs an expert has. Pair r K + k is row r at the k-th of its K experts.
+    """Pairs of each expert. Pair r K + k is row r at the k-th of its K experts.
 
     weights: [R, K] float32. pairs: [E, R] int32, of each expert the numbers of its pairs, ascending; counts: [E]
     int32, how many these are.
@@ -143,7 +143,7 @@ def experts(
     activation: str,
     scales: Tensor | None = None,
 ) -> None:
-    """See Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
+    """Compute Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
     read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
     last; None: no expert is shared. scales: [E] float32.
@@ -178,7 +178,7 @@ def experts(
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
-    """By how many pairs an expert has on average."""
+    """Choose the tiles by how many pairs an expert has on average."""
     return next(tiles for most, tiles in _TILES if num_pairs <= most * num_experts)
 
 
@@ -205,7 +205,7 @@ def route(logits: Tensor, read: Tensor, *, top_k: int, renormalise: bool, scales
 
 
 def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str, tiles: Tiles) -> Tensor:
-    """[R K, F], of x's type: of each pair the activated inner values of its expert."""
+    """Return for each pair the activated inner values of its expert: [R K, F], of x's type."""
     (rows, top_k), size = routes.weights.shape, networks.size
     inner = x.new_empty((rows * top_k, size))
     first, bias = networks.gate_up[0], networks.gate_up_bias
@@ -218,7 +218,7 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
 
 
 def down(networks: ExpertWeights, inner: Tensor, routes: Routes, tiles: Tiles) -> Tensor:
-    """[R K, H] float32: of each pair the result of its expert."""
+    """Return for each pair the result of its expert: [R K, H] float32."""
     first, bias = networks.down[0], networks.down_bias
     width, size = first.shape
     given = inner.new_empty((len(inner), width), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What stands around products of 8-bit floats, in one launch each; interface/fp8.py is the definition.
+"""Operations around products of 8-bit floats, in one launch each; interface/fp8.py is the definition.
 
     quantise_rows   each row's largest magnitude, scale and values
     scale_sums      scales the sums of a product, adds bias and residual

@@ -22,7 +22,7 @@ LEAST_ROWS = 17
 
 
 class ScaledFp8:
-    """See Fp8Products. Allocates intermediate tensors, from a graph's pool on capture.
+    """Products of 8-bit floats. Allocates intermediate tensors, from a graph's pool on capture.
 
     A product alone is three launches, in a layer two.
     """
@@ -78,7 +78,7 @@ class ScaledFp8:
 
 
 class Fp8Blocks:
-    """See Blocks: the numbers of the single operations. separate: for units with products in 16 bits.
+    """Blocks with the numbers of the single operations. separate: for units with products in 16 bits.
 
     Between the attentions of two layers there are nine launches; single operations take fifteen.
     """

@@ -43,7 +43,7 @@ _SIGNED = 128  # added to a signed byte to make it a code
 
 
 class MemoryForm(IntEnum):
-    """How codes lie in memory. Numbered as in the native kernels' layout.h."""
+    """Layouts of codes in memory. Numbered as in the native kernels' layout.h."""
 
     NIBBLES = 0
     NAMED_NIBBLES = 1
@@ -72,7 +72,7 @@ class GroupFactors:
 
     @property
     def products(self) -> Floats:
-        """[N, K / group], exactly."""
+        """Return the factors [N, K / group], exactly."""
         if self.halves is None:
             return self.values
         return self.values * self.halves.repeat(self.values.shape[1] // self.halves.shape[1], 1)
@@ -118,7 +118,7 @@ class DecodedRows:
         )
 
     def dequantised(self) -> Floats:
-        """[N, K]: every weight, the sum with its minimum rounded once."""
+        """Return every weight [N, K], the sum with its minimum rounded once."""
         scales = self.scales.products.repeat(self.group, 1)
         values = (self.codes.astype(np.float32) - np.float32(self.zero_point)) * scales
         return values if self.minimums is None else values + self.minimums.products.repeat(self.group, 1)
@@ -155,17 +155,17 @@ class BlockFormat:
 
 
 def _halves(blocks: Bytes, at: int) -> Floats:
-    """[B, 1]: the half float at a byte of every block."""
+    """Return the half float at a byte of every block: [B, 1]."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _one_each(blocks: Bytes, at: int) -> GroupFactors:
-    """Of blocks with one group: the half float at a byte."""
+    """Return the factors of blocks with one group: the half float at a byte."""
     return GroupFactors(values=_halves(blocks, at))
 
 
 def _nibbles(halves: Bytes, together: int) -> Bytes:
-    """[B, 2 n] of [B, n]: the low halves of `together` bytes, then their high halves, and so on."""
+    """Return [B, 2 n] of [B, n]: the low halves of `together` bytes, then their high halves, and so on."""
     pairs = halves.reshape(len(halves), -1, 1, together) >> np.array([0, 4], np.uint8).reshape(2, 1)
     return (pairs & np.uint8(15)).reshape(len(halves), -1)
 
@@ -177,7 +177,7 @@ def _bits(words: Bytes, count: int, shifts: Sequence[int]) -> Bytes:
 
 
 def _fifth_bits(words: Bytes) -> Bytes:
-    """[B, 32] of [B, 4]: the bits of four bytes, from the lowest one on, as the fifth bits of codes."""
+    """Return [B, 32] of [B, 4]: the bits of four bytes, from the lowest one on, as the fifth bits of codes."""
     return np.unpackbits(words, axis=1, bitorder="little") << np.uint8(4)
 
 

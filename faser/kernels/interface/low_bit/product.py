@@ -72,7 +72,7 @@ class DecodedLowBit:
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, scales and minimums as they are kept here, and of the bias."""
+        """Return the bytes of codes, scales and minimums as they are kept here, and of the bias."""
         return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
     def linear(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
@@ -130,7 +130,7 @@ def quantise_activations(x: Floats) -> QuantisedActivations:
 
 
 def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
-    """[R, N]: one part's columns."""
+    """Return the columns [R, N] of one part."""
     return _of_groups(rows, weight) if weight.scales.halves is None else _of_superblocks(rows, weight)
 
 
@@ -176,7 +176,7 @@ Integers = npt.NDArray[np.int32]
 
 
 def _integer_sums(rows: QuantisedActivations, weight: DecodedRows) -> Iterator[tuple[Integers, Integers]]:
-    """Of each group: products of activations and codes less the zero point [R, N], and activations [R, 1]."""
+    """Yield by group the products of activations and codes less the zero point [R, N], and activations [R, 1]."""
     values, codes = rows.values.astype(np.int32), weight.codes.astype(np.int32) - weight.zero_point
     for first in range(0, values.shape[1], weight.group):
         x = values[:, first : first + weight.group]

@@ -46,7 +46,7 @@ _SMALLEST_SPAN = np.float32(2.0**-100)  # of a group whose values differ; so tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How weights are rounded. group_size: values of a row with one scale."""
+    """Scheme by which weights are rounded. group_size: values of a row with one scale."""
 
     name: str
     bits: int
@@ -93,12 +93,12 @@ class GroupRows:
 
     @property
     def has_half_factors(self) -> bool:
-        """Whether half floats hold every scale and minimum without rounding."""
+        """Return whether half floats hold every scale and minimum without rounding."""
         return all(_is_half(factors) for factors in (self.scales, self.minimums) if factors is not None)
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, scales and minimums, packed."""
+        """Return the bytes of codes, scales and minimums, packed."""
         factors = self.scales.size + (0 if self.minimums is None else self.minimums.size)
         return self.codes.size * self.bits // 8 + factors * (2 if self.has_half_factors else 4)
 
@@ -147,7 +147,7 @@ class FloatRows:
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, scales and minimums, packed."""
+        """Return the bytes of codes, scales and minimums, packed."""
         factors = self.num_rows * -(-self.depth // self.scheme.group_size) * (1 + self.scheme.has_minimums)
         return self.weight.numel() * self.scheme.bits // 8 + 2 * factors
 
@@ -227,7 +227,7 @@ class LowBitRows:
         return replace(self, parts=tuple(part.take_columns(first, last) for part in self.parts))
 
     def dequantised(self) -> Floats:
-        """[N, K], columns in the order of the inputs."""
+        """Return the weights [N, K], columns in the order of the inputs."""
         columns = np.concatenate([part.decode().dequantised() for part in self.parts])
         return columns if self.order is None else columns[:, np.argsort(self.order)]
 
@@ -256,7 +256,7 @@ def _whole_blocks(first: int, last: int, depth: int, size: int) -> slice:
 
 
 def can_stack(weights: Sequence[LowBitRows]) -> bool:
-    """Whether all weights take their inputs in the same order."""
+    """Return whether all weights take their inputs in the same order."""
     first = weights[0].order
     if first is None:
         return all(weight.order is None for weight in weights)
@@ -382,7 +382,7 @@ def _inverse(scales: Floats) -> Floats:
 
 
 def _sum(values: Floats) -> Floats:
-    """[G] of [values, G], one after the other."""
+    """Add up values [values, G] to [G], one after the other."""
     total: Floats = np.zeros_like(values[0])
     for each in values:
         total += each

@@ -13,7 +13,9 @@ from faser.engine.control.speculation.acceptance import Acceptance, with_dropped
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
-from tests.engine.control.speculation.building import candidates, full, step_drafts, table
+from tests.engine.control.speculation.building import candidates, full, table
+from tests.engine.control.speculation.python_acceptance import outcomes
+from tests.native_acceptance import native_acceptance
 
 CAP = 8
 RIGHT, WRONG = 0, 1  # token ids: the target always chooses RIGHT
@@ -53,7 +55,7 @@ def run(
     """count sequences, alpha(step) the acceptance of every token."""
     method = "draft_model" if costs.has_passes else "suffix"
     by_model = costs.has_passes
-    acceptance = Acceptance(count, CAP)
+    acceptance = native_acceptance(count, CAP)
     policy = make_policy(
         SpeculationConfig(method=method, policy=policy_name, num_speculative_tokens=CAP), costs, acceptance
     )
@@ -85,8 +87,8 @@ def run(
         else:
             tried, known = with_dropped(drafted, lengths, survival, passes=passes, row_price=stop.row_price)
             acceptance.note_drafts(chosen, tried, tried, known, by_model=by_model)
-        every, last_ids = np.arange(len(chosen)), np.full_like(accepted, RIGHT)
-        acceptance.learn(step_drafts(drafts, kept).outcomes(every, kept, accepted, last_ids))
+        last_ids = np.full_like(accepted, RIGHT)
+        acceptance.learn(outcomes(drafts, kept, accepted, last_ids))
     return Loop(rate=tokens / seconds, lengths=drafted_mean)
 
 

@@ -22,6 +22,7 @@ from faser.engine.control.speculation.acceptance import (
     with_dropped,
 )
 from tests.engine.control.speculation.building import MODEL, SUFFIX, full, ints, note_nothing, outcomes, table
+from tests.native_acceptance import native_acceptance
 
 CAP = 4
 PRIOR = 0.7
@@ -70,7 +71,7 @@ def draft(acceptance: Acceptance, slots: list[int], *, by_model: bool = True, le
 
 
 def test_before_any_draft_every_slot_has_the_prior() -> None:
-    acceptance = Acceptance(4, CAP)
+    acceptance = native_acceptance(4, CAP)
     by_model = acceptance.survival(np.arange(2), by_model=True)
     by_text = acceptance.survival(np.arange(2), by_model=False)
     assert by_model == pytest.approx(np.tile(PRIOR ** np.arange(CAP + 1), (2, 1)))
@@ -80,7 +81,7 @@ def test_before_any_draft_every_slot_has_the_prior() -> None:
 @pytest.mark.parametrize("by_model", [True, False])
 def test_each_slot_finds_its_own_rate_though_all_confidences_are_equal(by_model: bool) -> None:
     rng = np.random.default_rng(0)
-    acceptance, rates = Acceptance(2, CAP), np.array([[0.9], [0.3]])
+    acceptance, rates = native_acceptance(2, CAP), np.array([[0.9], [0.3]])
     method = MODEL if by_model else SUFFIX
     found = []
     for step in range(600):
@@ -100,7 +101,7 @@ def test_each_slot_finds_its_own_rate_though_all_confidences_are_equal(by_model:
 def test_acceptance_that_falls_with_depth_is_seen_to_fall() -> None:
     """The curve has a term for depth, and it is a line: the depths are right on average and in their order."""
     rng = np.random.default_rng(1)
-    acceptance, chances = Acceptance(8, CAP), np.tile([0.95, 0.9, 0.8, 0.65], (8, 1))
+    acceptance, chances = native_acceptance(8, CAP), np.tile([0.95, 0.9, 0.8, 0.65], (8, 1))
     for _ in range(400):
         acceptance.learn(lesson([*range(8)], num_right(rng, chances)))
     survival = acceptance.drafted_survival(drafts_of(np.arange(8))).mean(axis=0)
@@ -111,7 +112,7 @@ def test_acceptance_that_falls_with_depth_is_seen_to_fall() -> None:
 
 def test_tokens_after_the_first_refused_one_teach_nothing() -> None:
     """All else equal: a long draft refused at its first token, and a draft of that token alone."""
-    long, short = Acceptance(1, CAP), Acceptance(1, CAP)
+    long, short = native_acceptance(1, CAP), native_acceptance(1, CAP)
     for _ in range(5):
         long.learn(lesson([0], [0], length=4))
         short.learn(lesson([0], [0], length=1))
@@ -124,7 +125,7 @@ def test_tokens_after_the_first_refused_one_teach_nothing() -> None:
 
 
 def test_a_new_sequence_starts_from_what_holds_for_all() -> None:
-    acceptance = Acceptance(3, CAP)
+    acceptance = native_acceptance(3, CAP)
     for _ in range(200):
         draft(acceptance, [0, 1])
         acceptance.learn(lesson([0, 1], [0, 0]))
@@ -138,7 +139,7 @@ def test_a_new_sequence_starts_from_what_holds_for_all() -> None:
 
 
 def test_forgetting_everything_leaves_the_prior() -> None:
-    acceptance = Acceptance(2, CAP)
+    acceptance = native_acceptance(2, CAP)
     for _ in range(50):
         draft(acceptance, [0, 1])
         acceptance.learn(lesson([0, 1], [0, 0]))
@@ -149,7 +150,7 @@ def test_forgetting_everything_leaves_the_prior() -> None:
 
 def test_a_slot_much_worse_than_the_others_is_recognised_within_fifteen_decided_tokens() -> None:
     rng = np.random.default_rng(4)
-    acceptance, decided = Acceptance(16, CAP), 0
+    acceptance, decided = native_acceptance(16, CAP), 0
     for _ in range(60):
         acceptance.learn(lesson([*range(15)], num_right(rng, np.full((15, CAP), 0.9))))
     assert chance(acceptance, 15) > 0.8
@@ -167,7 +168,7 @@ def test_a_slot_much_worse_than_the_others_is_recognised_within_fifteen_decided_
 def test_a_change_of_text_is_believed_within_sixty_steps(count: int, before: float, after: float) -> None:
     """Of one slot; the text of the others stays as it was. Half of the change is believed in before drafting."""
     rng, slots = np.random.default_rng(2), [*range(count)]
-    acceptance, rates = Acceptance(count, CAP), np.full((count, CAP), before)
+    acceptance, rates = native_acceptance(count, CAP), np.full((count, CAP), before)
     for step in range(360):
         rates[0] = before if step < 300 else after
         draft(acceptance, slots)
@@ -179,7 +180,7 @@ def test_a_change_of_text_is_believed_within_sixty_steps(count: int, before: flo
 
 def test_an_offset_that_many_tokens_have_made_still_moves() -> None:
     """Two thousand good tokens are not to outweigh the fifty bad ones after them."""
-    acceptance = Acceptance(8, CAP)
+    acceptance = native_acceptance(8, CAP)
     for step in range(650):
         good = [CAP if step < 600 else 0, *[2] * 7]
         acceptance.learn(lesson([*range(8)], good))
@@ -188,7 +189,7 @@ def test_an_offset_that_many_tokens_have_made_still_moves() -> None:
 
 def test_survival_never_rises_and_stays_between_0_and_1() -> None:
     rng = np.random.default_rng(3)
-    acceptance = Acceptance(5, CAP)
+    acceptance = native_acceptance(5, CAP)
     for _ in range(100):
         slots = rng.permutation(5)[: rng.integers(1, 6)]
         lengths = rng.integers(0, CAP + 1, len(slots))
@@ -208,7 +209,7 @@ def test_survival_never_rises_and_stays_between_0_and_1() -> None:
 
 
 def test_text_that_seldom_has_a_match_is_expected_to_bring_little() -> None:
-    acceptance = Acceptance(1, CAP)
+    acceptance = native_acceptance(1, CAP)
     for step in range(300):
         draft(acceptance, [0], by_model=False, length=2 if step % 4 == 0 else 0)
     mean = []
@@ -222,7 +223,7 @@ def test_text_that_seldom_has_a_match_is_expected_to_bring_little() -> None:
 
 def test_no_number_of_drafts_uses_the_prior_up() -> None:
     """Half a million look-ups, none of which ever found a third token."""
-    acceptance = Acceptance(64, CAP)
+    acceptance = native_acceptance(64, CAP)
     slots, lengths = np.arange(64), full(64, 2)
     survival = np.tile([1.0, 0.8, 0.6, 0.0, 0.0], (64, 1))
     for _ in range(4000):
@@ -236,7 +237,7 @@ def test_no_number_of_drafts_uses_the_prior_up() -> None:
 @pytest.mark.parametrize("rate", [0.05, 0.97])
 def test_depths_that_no_draft_has_reached_take_after_the_others(rate: float) -> None:
     """Else drafts of one token would stay so short, or seem worth a second token, for ever."""
-    acceptance, one = Acceptance(4, CAP), full(4, 1)
+    acceptance, one = native_acceptance(4, CAP), full(4, 1)
     survival = np.tile([1.0, rate, 0.0, 0.0, 0.0], (4, 1))
     for _ in range(100):
         acceptance.note_drafts(np.arange(4), one, one, survival, by_model=True)
@@ -252,7 +253,7 @@ def test_drafts_survive_as_often_as_predicted(method: str) -> None:
     slot.
     """
     rng, number = np.random.default_rng(9), METHOD_IDS[method]
-    acceptance, count = Acceptance(16, CAP), 16
+    acceptance, count = native_acceptance(16, CAP), 16
     offsets = rng.normal(0, 0.7, (count, 1))
     predicted, came_true = [], []
     for step in range(900):
@@ -283,7 +284,7 @@ def test_drafts_survive_as_often_as_predicted(method: str) -> None:
 
 def test_the_line_of_the_stop_rule_is_the_curve_that_acceptance_was_drawn_from() -> None:
     rng = np.random.default_rng(4)
-    acceptance = Acceptance(8, CAP)
+    acceptance = native_acceptance(8, CAP)
     for _ in range(400):
         margins = rng.exponential(3.0, (8, CAP))
         chances = 1 / (1 + np.exp(-(-1.0 + 0.8 * margins)))
@@ -296,7 +297,7 @@ def test_the_line_of_the_stop_rule_is_the_curve_that_acceptance_was_drawn_from()
 
 def test_the_line_of_a_good_slot_lies_above_that_of_all() -> None:
     rng = np.random.default_rng(5)
-    acceptance = Acceptance(2, CAP)
+    acceptance = native_acceptance(2, CAP)
     for _ in range(300):
         acceptance.learn(lesson([0, 1], num_right(rng, np.repeat([[0.95], [0.4]], CAP, axis=1))))
     assert chance(acceptance, 0) > 0.85
@@ -309,7 +310,7 @@ def test_the_line_of_a_good_slot_lies_above_that_of_all() -> None:
 def test_tokens_that_are_always_cut_count_with_their_predicted_acceptance() -> None:
     """Unlikely tokens are never verified. What is left does well, but a draft as such does not."""
     rng = np.random.default_rng(6)
-    acceptance, slots, expected = Acceptance(8, CAP), np.arange(8), []
+    acceptance, slots, expected = native_acceptance(8, CAP), np.arange(8), []
     for step in range(600):
         margins = np.where(rng.random((8, CAP)) < 0.5, 0.0, 5.0)
         kept = full(8, CAP) if step < 100 else (margins > 0).cumprod(axis=1).sum(axis=1)
@@ -324,7 +325,7 @@ def test_tokens_that_are_always_cut_count_with_their_predicted_acceptance() -> N
 
 
 def test_methods_do_not_learn_from_each_other() -> None:
-    acceptance = Acceptance(2, CAP)
+    acceptance = native_acceptance(2, CAP)
     for _ in range(100):
         draft(acceptance, [0], by_model=False)
         acceptance.learn(lesson([0], [0], method=SUFFIX, confidences=0.9))
@@ -333,7 +334,7 @@ def test_methods_do_not_learn_from_each_other() -> None:
 
 
 def test_a_step_without_sequences_is_fine() -> None:
-    acceptance = Acceptance(1, CAP)
+    acceptance = native_acceptance(1, CAP)
     acceptance.learn(lesson([], []))
     note_nothing(acceptance, full(0, 0))
     assert acceptance.survival(full(0, 0), by_model=True).shape == (0, CAP + 1)
@@ -342,7 +343,7 @@ def test_a_step_without_sequences_is_fine() -> None:
 def test_several_steps_at_once_teach_what_they_teach_one_by_one() -> None:
     """All but how much is forgotten within them. Not every slot is in every step."""
     rng = np.random.default_rng(8)
-    together, apart = Acceptance(20, CAP), Acceptance(20, CAP)
+    together, apart = native_acceptance(20, CAP), native_acceptance(20, CAP)
     for _ in range(60):
         steps = []
         for _ in range(4):
@@ -362,7 +363,7 @@ def test_several_steps_at_once_teach_what_they_teach_one_by_one() -> None:
 def test_a_slot_that_does_not_teach_changes_nothing_but_its_own_estimates() -> None:
     """Twins: in one of them slot 3 drafts and is refused every token; the other one never hears of it."""
     rng = np.random.default_rng(11)
-    some, none = Acceptance(4, CAP), Acceptance(4, CAP)
+    some, none = native_acceptance(4, CAP), native_acceptance(4, CAP)
     some.start(3, teaches=False)
     none.start(3, teaches=False)
     for _ in range(30):
@@ -384,7 +385,7 @@ def test_a_slot_that_does_not_teach_changes_nothing_but_its_own_estimates() -> N
 
 
 def test_the_next_sequence_of_a_slot_teaches_again() -> None:
-    acceptance = Acceptance(2, CAP)
+    acceptance = native_acceptance(2, CAP)
     acceptance.start(0, teaches=False)
     acceptance.release(0)
     acceptance.start(0)
@@ -394,7 +395,7 @@ def test_the_next_sequence_of_a_slot_teaches_again() -> None:
 
 
 def test_a_slots_last_sequence_leaves_its_next_one_nothing_of_its_own() -> None:
-    acceptance = Acceptance(4, CAP)
+    acceptance = native_acceptance(4, CAP)
     for _ in range(20):
         draft(acceptance, [0, 1, 2, 3])
         acceptance.learn(lesson([0, 1, 2, 3], [0, CAP, CAP, CAP]))
@@ -406,7 +407,7 @@ def test_a_slots_last_sequence_leaves_its_next_one_nothing_of_its_own() -> None:
 
 
 def test_outcomes_that_are_held_teach_nothing_until_they_are_learned() -> None:
-    acceptance, alone = Acceptance(2, CAP), Acceptance(2, CAP)
+    acceptance, alone = native_acceptance(2, CAP), native_acceptance(2, CAP)
     before = [chance(acceptance, slot) for slot in range(2)]
     acceptance.hold(lesson([0, 1], [0, 2]))
     acceptance.hold(lesson([1], [3]))
@@ -419,7 +420,7 @@ def test_outcomes_that_are_held_teach_nothing_until_they_are_learned() -> None:
 
 
 def test_a_release_drops_what_is_held_of_its_slot_alone() -> None:
-    acceptance, alone = Acceptance(3, CAP), Acceptance(3, CAP)
+    acceptance, alone = native_acceptance(3, CAP), native_acceptance(3, CAP)
     acceptance.hold(lesson([0, 1, 2], [0, 0, 1]))
     acceptance.hold(lesson([1], [0]))
     acceptance.hold(lesson([2, 0], [0, 4]))
@@ -435,7 +436,7 @@ def test_requests_that_sample_and_requests_that_do_not_take_turns_without_mislea
     Planted bug: no difference between the two; each kind then begins with what the other one taught.
     """
     rng = np.random.default_rng(0)
-    acceptance = Acceptance(1, CAP)
+    acceptance = native_acceptance(1, CAP)
     drafts = drafts_of([0], method=SUFFIX, confidences=0.5)
     first: dict[bool, list[float]] = {False: [], True: []}
     for number in range(320):

@@ -21,6 +21,7 @@ from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcome
 from faser.kernels.cpu.acceptance import NativeAcceptance
 from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import full, ints, note_nothing, outcomes, table
+from tests.engine.control.speculation.python_acceptance import PythonAcceptance
 
 CAP, NUM_SLOTS = 5, 4
 OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.25, 0.5 ** (1 / 60), 4.0
@@ -180,7 +181,7 @@ def add(sums: list[list[float]], kept: float, drafts: list[tuple[int, list[float
 class Pair:
     """Both, given the same."""
 
-    def __init__(self, seed: int, make_native: MakeNativeAcceptance | None) -> None:
+    def __init__(self, seed: int, make_native: MakeNativeAcceptance) -> None:
         self.rng = np.random.default_rng(seed)
         self.fast, self.slow = Acceptance(NUM_SLOTS, CAP, make_native), SlowAcceptance()
 
@@ -267,7 +268,7 @@ def outcomes_of(drafts: list[SlowDraft]) -> DraftOutcomes:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("is_native", [False, True], ids=["python", "native"])
 def test_whole_arrays_say_what_single_tokens_say(seed: int, is_native: bool, kernel_cache: Path) -> None:
-    pair = Pair(seed, partial(NativeAcceptance, text_library(kernel_cache)) if is_native else None)
+    pair = Pair(seed, partial(NativeAcceptance, text_library(kernel_cache)) if is_native else PythonAcceptance)
     pair.check()
     for _ in range(60):
         match int(pair.rng.integers(8)):

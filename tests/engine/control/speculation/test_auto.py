@@ -20,6 +20,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.types import MethodStats
 from tests.engine.control.speculation.building import named_drafts
+from tests.native_acceptance import make_native
 
 CAP, MODEL_CAP = 16, 8
 LONG_PROMPT = 1500
@@ -52,7 +53,9 @@ class AutoSimulation(Simulation):
         super().__init__(
             self._trace_of("suffix", CAP, by_text),
             Machine(costs=cost_model(pass_cost if has_model else None), draft_overhead_s=0.0),
-            lambda costs, clock: SpeculationControl(config, costs, num_slots=64, clock=clock, times_itself=False),
+            lambda costs, clock: SpeculationControl(
+                config, costs, make_native=make_native, num_slots=64, clock=clock, times_itself=False
+            ),
             model_trace=self._trace_of("draft_model", CAP, [*by_model]) if has_model else None,
         )
         self.chosen: list[list[tuple[str, int]]] = [[] for _ in by_text]

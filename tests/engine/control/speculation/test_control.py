@@ -29,6 +29,7 @@ from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
+from tests.native_acceptance import make_native
 
 
 @dataclass
@@ -403,6 +404,7 @@ def gap_driver(policy: Greedy) -> tuple[Driver, CostModel]:
     control = SpeculationControl(
         SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         costs,
+        make_native=make_native,
         num_slots=8,
         clock=SimulatedClock(),
         policy=policy,
@@ -496,6 +498,7 @@ def with_lanes(policy: Greedy, *, mode: str, most_rows: int | None = None) -> Sp
     return SpeculationControl(
         SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP),
         CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
+        make_native=make_native,
         num_slots=8,
         clock=SimulatedClock(),
         policy=policy,

@@ -9,13 +9,13 @@ import numpy as np
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, Faser
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import candidates, constant, full, ints
 from tests.engine.control.speculation.test_policies import FLAT
+from tests.native_acceptance import native_acceptance
 
 CAP = 8
 STEP_S = 0.020
@@ -30,7 +30,7 @@ def costs_of(looking_s: float, *, pass_s: float | None = None, step: CostTable =
 
 def faser(costs: CostModel, *, has_model: bool = False) -> Faser:
     config = SpeculationConfig(model="drafter" if has_model else None, num_speculative_tokens=CAP)
-    found = make_policy(config, costs, Acceptance(64, CAP))
+    found = make_policy(config, costs, native_acceptance(64, CAP))
     assert isinstance(found, Faser)
     return found
 
@@ -104,7 +104,7 @@ def test_no_draft_goes_on_across_a_bend_of_the_step_time() -> None:
     for step in (bend, FLAT):
         tables = {Role.STEP: step, Role.PASS: CostTable(rows=(1, 256), seconds=(0.002, 0.004))}
         costs = CostModel(StepTimes(tables=tables))
-        policy = make_policy(config, costs, Acceptance(64, CAP))
+        policy = make_policy(config, costs, native_acceptance(64, CAP))
         lengths.append(policy.lengths(candidates(constant(0.8, 16, CAP))))
     assert lengths[0].tolist() == [1] * 16
     assert (lengths[1] > 3).all()

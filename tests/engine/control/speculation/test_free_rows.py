@@ -16,12 +16,12 @@ import pytest
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Floats
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.startup.step_profiler import row_counts
 from tests.engine.control.speculation.building import candidates, constant
+from tests.native_acceptance import native_acceptance
 
 CAP = SpeculationConfig().cap
 TEXT = CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))
@@ -63,7 +63,7 @@ MACHINES = pytest.mark.parametrize("machine", [AMX, AVX512, AVX2], ids=["16 rows
 def kept(machine: Tiled, survival: Floats) -> list[int]:
     """Tokens that the default policy verifies of these drafts from text."""
     costs = CostModel(StepTimes(tables={Role.STEP: machine.table(), Role.TEXT: TEXT}))
-    policy = make_policy(SpeculationConfig(), costs, Acceptance(len(survival), CAP))
+    policy = make_policy(SpeculationConfig(), costs, native_acceptance(len(survival), CAP))
     drafted = candidates(survival)
     lengths: list[int] = policy.keep(drafted, policy.lengths(drafted)).tolist()
     return lengths

@@ -15,7 +15,6 @@ from faser.engine.contract.plan import StepPlan, StepRows
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Status
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.step_drafts import StepDrafts
@@ -30,6 +29,7 @@ from tests.engine.control.speculation.building import (
     step_drafts,
 )
 from tests.fakes import SequenceOutcome, step_result
+from tests.native_acceptance import make_native, native_acceptance
 
 CAP, NUM_SLOTS = 4, 80
 DRAFTED, OTHER = (1, 1), 7  # a draft, and the token that is sampled in its place
@@ -49,6 +49,7 @@ class Batch:
         self.control = SpeculationControl(
             SpeculationConfig(method="auto", model="a draft model", num_speculative_tokens=CAP),
             self.costs,
+            make_native=make_native,
             num_slots=NUM_SLOTS,
             clock=SimulatedClock(),
             policy=Off(),
@@ -164,7 +165,7 @@ def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
     unverified: int, sampled: tuple[int, ...], decided: int, good: int
 ) -> None:
     """Oracle: the outcome itself, given to another Acceptance."""
-    batch, expected = Batch(1), Acceptance(NUM_SLOTS, CAP)
+    batch, expected = Batch(1), native_acceptance(NUM_SLOTS, CAP)
     drafts = table_of([0], "ngram", [(7, 8, 9)], [(5.0,) * 3], width=CAP)
     batch.control._learn_not_taken(drafts, {0: sampled}, {0: unverified})
     batch.control._acceptance.learn_held()

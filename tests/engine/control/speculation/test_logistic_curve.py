@@ -9,7 +9,7 @@ import pytest
 
 from faser.config.speculation import DRAFTERS
 from faser.engine.contract.drafts import Bools, Floats
-from faser.engine.control.speculation.logistic_curve import LogisticCurve
+from tests.engine.control.speculation.python_acceptance import PythonCurve
 
 
 def library_weights(features: list[list[float]], good: list[bool]) -> tuple[float, float]:
@@ -31,7 +31,7 @@ def test_one_step_is_the_one_that_the_library_would_take(seed: int, count: int) 
     rng = np.random.default_rng(seed)
     depths, confidences = rng.integers(0, 6, count), rng.normal(2, 2, count)
     good = rng.random(count) < 0.5
-    curve = LogisticCurve(DRAFTERS["draft_model"])
+    curve = PythonCurve(DRAFTERS["draft_model"])
     features = curve.features(confidences, depths)
     curve.learn(features, good, np.zeros(count))
     assert curve.line() == pytest.approx(library_weights(features.tolist(), good.tolist()), rel=1e-9)
@@ -39,7 +39,7 @@ def test_one_step_is_the_one_that_the_library_would_take(seed: int, count: int) 
 
 def test_logits_follow_the_weights_at_once() -> None:
     rng = np.random.default_rng(0)
-    curve, confidences = LogisticCurve(DRAFTERS["draft_model"]), np.full((1, 3), 2.0)
+    curve, confidences = PythonCurve(DRAFTERS["draft_model"]), np.full((1, 3), 2.0)
     before = curve.logits(confidences)
     features = curve.features(rng.normal(2, 2, 50), np.zeros(50, dtype=np.int64))
     curve.learn(features, np.zeros(50, dtype=np.bool_), np.zeros(50))
@@ -47,7 +47,7 @@ def test_logits_follow_the_weights_at_once() -> None:
     assert curve.logits(np.full((2, 5), 2.0)).shape == (2, 5)
 
 
-def lesson(rng: np.random.Generator, curve: LogisticCurve, count: int) -> tuple[Floats, Bools, Floats]:
+def lesson(rng: np.random.Generator, curve: PythonCurve, count: int) -> tuple[Floats, Bools, Floats]:
     """Features, outcomes and offsets of random tokens."""
     features = curve.features(rng.normal(2, 2, count), rng.integers(0, 6, count))
     return features, rng.random(count) < 0.5, rng.normal(0, 1, count)
@@ -55,7 +55,7 @@ def lesson(rng: np.random.Generator, curve: LogisticCurve, count: int) -> tuple[
 
 def test_tokens_that_do_not_teach_are_predicted_and_nothing_else() -> None:
     rng = np.random.default_rng(3)
-    all_tokens, some = LogisticCurve(DRAFTERS["draft_model"]), LogisticCurve(DRAFTERS["draft_model"])
+    all_tokens, some = PythonCurve(DRAFTERS["draft_model"]), PythonCurve(DRAFTERS["draft_model"])
     for _ in range(20):
         features, good, offsets = lesson(rng, all_tokens, 12)
         teaching = rng.random(12) < 0.6
@@ -73,7 +73,7 @@ def test_tokens_that_do_not_teach_are_predicted_and_nothing_else() -> None:
 
 def test_residuals_are_those_of_the_prediction_before_the_step_with_the_offsets() -> None:
     rng = np.random.default_rng(5)
-    curve = LogisticCurve(DRAFTERS["draft_model"])
+    curve = PythonCurve(DRAFTERS["draft_model"])
     for _ in range(10):
         margins, good, offsets = rng.normal(2, 2, 3), rng.random(3) < 0.5, rng.normal(0, 1, 3)
         logits = curve.logits(np.repeat(margins[:, None], 2, axis=1))[:, 1] + offsets
@@ -84,7 +84,7 @@ def test_residuals_are_those_of_the_prediction_before_the_step_with_the_offsets(
 
 
 def test_one_odd_step_moves_no_token_by_more_than_a_logit_and_more_confidence_never_means_less() -> None:
-    curve, depths = LogisticCurve(DRAFTERS["draft_model"]), np.zeros(400, dtype=np.int64)
+    curve, depths = PythonCurve(DRAFTERS["draft_model"]), np.zeros(400, dtype=np.int64)
     confidences = np.linspace(0, 10, 400)
     inverted = confidences < 5  # confident tokens are refused, others are accepted
     offsets = np.zeros(400)
@@ -99,7 +99,7 @@ def test_one_odd_step_moves_no_token_by_more_than_a_logit_and_more_confidence_ne
 
 def test_what_was_learnt_long_ago_is_outweighed() -> None:
     rng = np.random.default_rng(6)
-    curve = LogisticCurve(DRAFTERS["suffix"])
+    curve = PythonCurve(DRAFTERS["suffix"])
     for rate in (0.95, 0.3):
         for _ in range(150):
             confidences = rng.uniform(0.3, 0.7, 20)

@@ -10,10 +10,10 @@ import pytest
 
 from faser.engine.contract.drafts import DraftTable, joined, table_of
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.overlap import Frontiers, OverlapControl, OverlapOptions
 from faser.engine.control.step_cost import CostModel
 from tests.engine.control.speculation.building import candidates, constant, ints
+from tests.native_acceptance import native_acceptance
 
 COUNT, CAP = 16, 4
 PLAIN_S = 0.005
@@ -22,7 +22,7 @@ PLAIN_S = 0.005
 def control(mode: str = "auto", *, pass_s: float = 0.002, share: float = 0.5) -> OverlapControl:
     costs = CostModel(StepTimes.proportional(step_s=PLAIN_S, pass_s=pass_s))
     options = OverlapOptions(name="lanes", share=share, mode=mode)
-    return OverlapControl(costs, Acceptance(COUNT, CAP), Frontiers(COUNT), options)
+    return OverlapControl(costs, native_acceptance(COUNT, CAP), Frontiers(COUNT), options)
 
 
 def share_during(

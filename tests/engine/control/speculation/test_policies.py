@@ -1,9 +1,7 @@
 """Policies, one decision at a time. Oracle of `faser` and `survival`: every vector of lengths, tried."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.faser_policy import SHARE
 from faser.engine.control.speculation.policies import make_policy
@@ -19,9 +16,8 @@ from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
-from faser.kernels.cpu.acceptance import NativeAcceptance
-from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import candidates, constant, ints
+from tests.native_acceptance import native_acceptance
 
 FLAT = CostTable(rows=(1, 512), seconds=(0.020, 0.021))
 LINEAR = CostTable(rows=(1, 2), seconds=(0.020, 0.040))
@@ -29,7 +25,7 @@ PASS = CostTable(rows=(1, 64), seconds=(0.001, 0.002))
 
 
 def policy(name: str, costs: CostModel, *, cap: int = 8, gamma: int | None = None) -> Policy:
-    acceptance = Acceptance(64, cap)
+    acceptance = native_acceptance(64, cap)
     config = SpeculationConfig(
         method="draft_model" if costs.has_passes else "suffix",
         policy=name,
@@ -87,7 +83,7 @@ def random_candidates(rng: np.random.Generator) -> Candidates:
 def test_faser_verifies_what_brute_force_would(seed: int) -> None:
     rng = np.random.default_rng(seed)
     each, costs = random_candidates(rng), with_passes(staircase(rng))
-    kept = policy("faser", costs).keep(each, each.limit)
+    kept = policy("faser", costs, cap=each.survival.shape[1] - 1).keep(each, each.limit)
     assert (kept <= each.limit).all()
     assert rate(costs, each, kept, drafting=False) == pytest.approx(best_rate(costs, each, drafting=False))
 
@@ -124,7 +120,7 @@ def test_no_policy_exceeds_a_limit(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     each = random_candidates(rng)
     for costs in (with_passes(staircase(rng)), from_text(staircase(rng))):
-        chosen = policy(name, costs)
+        chosen = policy(name, costs, cap=each.survival.shape[1] - 1)
         for _ in range(40):
             lengths = chosen.lengths(each)
             assert ((lengths >= 0) & (lengths <= each.limit)).all()
@@ -250,17 +246,14 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made() -> None:
     assert drafts(0.9)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_rows_that_bring_less_than_keeping_them_takes_on_the_host_are_cut(
-    *, native: bool, kernel_cache: Path
-) -> None:
+def test_rows_that_bring_less_than_keeping_them_takes_on_the_host_are_cut() -> None:
     """A row is nearly free on the device, but a step that keeps any takes a tenth longer on the host."""
     costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.TEXT: CostTable(rows=(1,), seconds=(1e-5,))}))
     for _ in range(200):
         costs.posterior.observe_gap(1, 0.0001, DRAFTED)
         costs.posterior.observe_gap(1, 0.0006, KEPT)
     config = SpeculationConfig(method="ngram", num_speculative_tokens=4)
-    acceptance = Acceptance(1, 4, partial(NativeAcceptance, text_library(kernel_cache)) if native else None)
+    acceptance = native_acceptance(1, 4)
     faser = make_policy(config, costs, acceptance)
     barely, well = candidates(constant(0.08, 1, 4)), candidates(constant(0.3, 1, 4))
     assert faser.row_price(barely) < 0.08
@@ -387,13 +380,13 @@ def test_a_policy_needs_no_more_than_lengths_and_then_verifies_all_it_drafts() -
 
 
 def test_a_table_must_be_given() -> None:
-    acceptance = Acceptance(1, 1)
+    acceptance = native_acceptance(1, 1)
     with pytest.raises(ConfigError, match="table"):
         make_policy(SpeculationConfig(policy="table"), from_text(FLAT), acceptance)
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    acceptance = Acceptance(1, 1)
+    acceptance = native_acceptance(1, 1)
     with pytest.raises(ConfigError, match="greedy"):
         make_policy(SpeculationConfig(policy="greedy"), from_text(FLAT), acceptance)
 

@@ -17,6 +17,7 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.types import Request, SamplingParams, SpeculationParams, SpeculationSummary
+from tests.native_acceptance import make_native
 
 CAP, TOKENS = 16, 64
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
@@ -51,7 +52,9 @@ class TextSimulation(Simulation):
         super().__init__(
             _alike(traces),
             machine,
-            lambda costs, clock: SpeculationControl(config, costs, num_slots=64, clock=clock, times_itself=False),
+            lambda costs, clock: SpeculationControl(
+                config, costs, make_native=make_native, num_slots=64, clock=clock, times_itself=False
+            ),
         )
         self._edited, self._silent = edited, silent
         self.summaries: dict[int, SpeculationSummary] = {}

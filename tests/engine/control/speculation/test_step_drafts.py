@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, joined, table_of
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
-from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from tests.engine.control.speculation.building import (
     answer,
@@ -29,6 +28,8 @@ from tests.engine.control.speculation.building import (
     one_draft,
     step_drafts,
 )
+from tests.engine.control.speculation.python_acceptance import outcomes
+from tests.native_acceptance import native_acceptance
 
 CAP, MODEL_CAP = 8, 5
 NUM_SLOTS = 8
@@ -75,7 +76,7 @@ def test_of_each_sequence_the_draft_that_is_worth_most_beyond_its_rows_is_chosen
     offered: list[tuple[list[float], list[float]]], row_price: float
 ) -> None:
     """Oracle: every draft on its own. Requests come in falling order of slots; the first of equals is taken."""
-    acceptance = Acceptance(NUM_SLOTS, CAP)
+    acceptance = native_acceptance(NUM_SLOTS, CAP)
     slots = range(len(offered) - 1, -1, -1)
     suffix = [draft(slot, "suffix", offered[slot][0]) for slot in slots]
     ngram = [draft(slot, "ngram", [9 * each for each in offered[slot][1]]) for slot in slots]
@@ -99,7 +100,7 @@ def test_of_each_sequence_the_draft_that_is_worth_most_beyond_its_rows_is_chosen
 
 def test_a_long_draft_that_will_be_cut_does_not_displace_a_likely_token() -> None:
     long, likely = draft(0, "suffix", [0.8] * CAP), draft(0, "ngram", [8.0])
-    acceptance = Acceptance(1, CAP)
+    acceptance = native_acceptance(1, CAP)
     assert acceptance.drafted_survival(long).sum() > acceptance.drafted_survival(likely).sum()
     for row_price, method in ((0.0, "suffix"), (0.62, "ngram"), (0.95, "suffix")):
         step = asked([0])
@@ -110,7 +111,7 @@ def test_a_long_draft_that_will_be_cut_does_not_displace_a_likely_token() -> Non
 def test_the_first_of_equal_text_drafters_drafts() -> None:
     step = asked([0])
     drafts = [table_of([0], "suffix", [[token]], [[0.5]], width=CAP) for token in (3, 4)]
-    step.take_text(answer(*drafts), Acceptance(1, CAP), notes=False)
+    step.take_text(answer(*drafts), native_acceptance(1, CAP), notes=False)
     assert step.table.tokens(0) == (3,)
 
 
@@ -118,7 +119,7 @@ def test_without_any_draft_the_first_method_has_empty_ones_and_nothing_is_left_t
     step = asked([3, 1])
     nothing = [draft(slot, method) for method in ("suffix", "ngram") for slot in (3, 1)]
 
-    step.take_text(answer(*nothing), Acceptance(4, CAP), notes=False)
+    step.take_text(answer(*nothing), native_acceptance(4, CAP), notes=False)
 
     assert not step.has_drafts
     assert named_drafts(step.table) == [(3, "suffix"), (1, "suffix")]
@@ -143,7 +144,7 @@ def test_drafts_that_are_not_taken_are_those_of_the_other_method_and_those_that_
     step = asked([0, 1, 2])
     suffix = draft(0, "suffix"), draft(1, "suffix", [0.9]), draft(2, "suffix")
     ngram = draft(0, "ngram"), draft(1, "ngram", [1.0]), draft(2, "ngram", [5.0, 5.0])
-    step.take_text(answer(*suffix, *ngram), Acceptance(3, CAP), notes=False)
+    step.take_text(answer(*suffix, *ngram), native_acceptance(3, CAP), notes=False)
     step.leave_to_model(ints(*by_model))
 
     found = named_drafts(step.not_taken())
@@ -156,7 +157,7 @@ def test_the_plan_for_the_model_has_the_requests_that_are_left_to_it() -> None:
     """Blocks and releases went out with the first plan."""
     step = asked([3, 2, 1, 0], released=(7,), new_blocks=(4,), stop=STOP)
     text = [draft(slot, "suffix", [0.9]) for slot in (3, 2, 1, 0)]
-    step.take_text(answer(*text, run_s=0.25), Acceptance(4, CAP), notes=False)
+    step.take_text(answer(*text, run_s=0.25), native_acceptance(4, CAP), notes=False)
 
     plan = step.leave_to_model(ints(2, 0, MODEL_CAP, 0))
 
@@ -180,7 +181,7 @@ def test_the_plan_for_the_model_has_the_requests_that_are_left_to_it() -> None:
 def test_while_a_step_runs_the_models_plan_follows_even_without_requests(share: float) -> None:
     step = asked([1, 0], share=share)
     text = draft(1, "suffix", [0.9]), draft(0, "suffix")
-    step.take_text(answer(*text), Acceptance(2, CAP), notes=False)
+    step.take_text(answer(*text), native_acceptance(2, CAP), notes=False)
 
     plan = step.leave_to_model(ints(0, 0))
 
@@ -281,11 +282,12 @@ def test_a_token_is_decided_exactly_where_one_was_sampled_after_tokens_that_were
     drafts = short_drafts([one.token_ids for one in each])
     num_cut = ints(*(data.draw(st.integers(0, len(one.token_ids) - num_decided - one.kept)) for one in each))
     kept = ints(*(one.kept for one in each)) + num_cut
-    found = step_drafts(drafts, kept, num_decided=num_decided).outcomes(
-        np.arange(count),
+    found = outcomes(
+        drafts,
         kept - num_cut,
         ints(*(len(one.sampled) - 1 for one in each)),
         ints(*(one.sampled[-1] for one in each)),
+        num_decided=num_decided,
     )
     assert [*zip(found.decided.tolist(), found.accepted.tolist(), strict=True)] == [one.outcome() for one in each]
     assert as_lists(found.drafts) == as_lists(drafts)
@@ -303,14 +305,7 @@ def test_of_drawn_drafts_only_what_was_verified_is_decided(drafts: list[tuple[in
         short_drafts([(7,) * length for length, _, _ in each]), [kept for _, kept, _ in each], is_drawn=True
     )
     count = len(each)
-    found = step.outcomes(np.arange(count), step.kept, ints(*(right for _, _, right in each)), np.full(count, 7))
+    right = ints(*(right for _, _, right in each))
+    found = outcomes(step.table, step.kept, right, np.full(count, 7), is_drawn=True)
     assert found.accepted.tolist() == [right for _, _, right in each]
     assert found.decided.tolist() == [right + (right < kept) for _, kept, right in each]
-
-
-def test_outcomes_are_those_of_the_drafts_that_were_asked_about() -> None:
-    """Of three drafts the first one's sequence has failed."""
-    step = step_drafts(short_drafts([(1, 2), (3,), (4, 5, 6)]), [2, 1, 2])
-    found = step.outcomes(ints(2, 1), ints(2, 1), ints(2, 0), ints(9, 8))
-    assert found.drafts.slots.tolist() == [2, 1]
-    assert (found.decided.tolist(), found.accepted.tolist()) == ([3, 1], [2, 0])

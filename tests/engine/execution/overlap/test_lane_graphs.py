@@ -59,6 +59,7 @@ from tests.engine.execution.runner.test_graph_runner import (
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
+from tests.native_acceptance import make_native
 
 SLOTS, NUM_TOKENS, CAP = 4, 12, 3
 few_answers = partial(answers, count=6, num_tokens=NUM_TOKENS)
@@ -172,6 +173,7 @@ def overlapping_engine(world: World, share: float) -> Engine:
     control = SpeculationControl(
         config,
         CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)),
+        make_native=make_native,
         num_slots=SLOTS,
         clock=SimulatedClock(),
         overlap=OverlapOptions(

@@ -198,7 +198,8 @@ struct FloatSpan {
         for (int32_t i = 0; i < tile.rows; i++) {
             const int32_t position = call.plan.positions[tile.row + i];
             const int32_t seen_from = call.heads.window ? position - int32_t(call.heads.window) + 1 : 0;
-            const Tile own{tile.sequence, tile.row + i, 1, std::max(seen_from, 0), position + 1, -1};
+            const int32_t end = call.plan.seen_to[tile.row + i] + 1;
+            const Tile own{tile.sequence, tile.row + i, 1, std::max(seen_from, 0), end, -1};
             if (span < own.first_span() || span > own.last_span()) continue;
             const int64_t first = i * call.group();
             gather(call, own, head, scratch);

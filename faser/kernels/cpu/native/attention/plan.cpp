@@ -17,10 +17,10 @@ void add_tiles(const FaserPlan& plan, WorkList& list) {
             const int32_t left = plan.query_start[s + 1] - row;
             const int32_t tiles = int32_t((left + list.tile_rows - 1) / list.tile_rows);
             const int32_t rows = (left + tiles - 1) / tiles;
-            const int32_t first = plan.positions[row];
+            const int32_t first = plan.positions[row], end = plan.seen_to[row + rows - 1] + 1;
             const int32_t begin = list.window ? std::max<int32_t>(0, first - int32_t(list.window) + 1) : 0;
-            list.tiles.push_back({s, row, rows, begin, first + rows, -1});
-            list.cost += int64_t(rows) * (first + rows - begin);
+            list.tiles.push_back({s, row, rows, begin, end, -1});
+            list.cost += int64_t(rows) * (end - begin);
             row += rows;
         }
     }
@@ -63,8 +63,8 @@ const WorkList& FaserPlan::work(int64_t tile_rows, int64_t window, int64_t num_k
 
 extern "C" {
 
-FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* block_table,
-                          int64_t num_sequences, int64_t num_rows, int64_t table_width,
+FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, const int32_t* seen_to,
+                          const int32_t* block_table, int64_t num_sequences, int64_t num_rows, int64_t table_width,
                           int64_t block_size) {
     auto* plan = new FaserPlan;
     plan->num_rows = num_rows;
@@ -72,6 +72,7 @@ FaserPlan* faser_plan_new(const int32_t* query_start, const int32_t* positions, 
     plan->table_width = table_width;
     plan->query_start.assign(query_start, query_start + num_sequences + 1);
     plan->positions.assign(positions, positions + num_rows);
+    plan->seen_to.assign(seen_to ? seen_to : positions, (seen_to ? seen_to : positions) + num_rows);
     plan->block_table.assign(block_table, block_table + num_sequences * table_width);
     plan->row_block.resize(num_rows);
     plan->row_offset.resize(num_rows);

@@ -44,6 +44,7 @@ struct FaserPlan {
     int64_t num_rows, num_sequences, table_width;
     std::vector<int32_t> query_start;  // [S + 1]
     std::vector<int32_t> positions;    // [R]
+    std::vector<int32_t> seen_to;      // [R], the last position that each row sees, rising within a sequence
     std::vector<int32_t> block_table;  // [S, table_width]
     std::vector<int32_t> row_block;    // [R]
     std::vector<int32_t> row_offset;   // [R], within the block

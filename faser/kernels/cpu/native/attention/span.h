@@ -106,15 +106,16 @@ inline Chunks find_chunks(const Call& call, const Tile& tile, int64_t head, int 
     return chunks;
 }
 
-// Mask the positions that each row does not see: those after its own, and those before its window.
+// Mask the positions that each row does not see: those after the last one it sees, and those before its window.
 inline void hide_unseen(const Call& call, const Tile& tile, const Chunks& chunks, float* scores) {
     const int64_t keys = int64_t(chunks.count) * kChunk;
     for (int64_t q = 0; q < tile.rows * call.group(); q++) {
         const int64_t position = call.plan.positions[tile.row + q / call.group()];
+        const int64_t seen_to = call.plan.seen_to[tile.row + q / call.group()];
         const int64_t seen_from = call.heads.window ? position - call.heads.window + 1 : 0;
         float* row = scores + q * kSpan;
         std::fill(row, row + std::clamp<int64_t>(seen_from - chunks.first, 0, keys), kNothing);
-        std::fill(row + std::clamp<int64_t>(position + 1 - chunks.first, 0, keys), row + keys, kNothing);
+        std::fill(row + std::clamp<int64_t>(seen_to + 1 - chunks.first, 0, keys), row + keys, kNothing);
     }
 }
 

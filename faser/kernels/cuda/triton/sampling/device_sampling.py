@@ -14,7 +14,7 @@ from faser.kernels.interface.sampling import DeviceSamplingMetadata
 
 
 class TritonDeviceSamplingKernels:
-    """See DeviceSamplingKernels. width: of the vocabulary. block: columns of a program, a power of 2.
+    """Sampling kernels on the device. width: of the vocabulary. block: columns of a program, a power of 2.
 
     All its methods raise EngineError for tensors that do not fit. Rows without a temperature, such as padding, may
     hold anything: neither their other numbers nor their logits change another row.

@@ -79,7 +79,7 @@ def order_keys(scaled):
 
 @jit
 def is_kept(scaled, columns, width, log_min_p, edge_key, edge_id):
-    """Where the truncation keeps a token. edge_key, edge_id: the last one that top_k and top_p keep."""
+    """Return which tokens the truncation keeps. edge_key, edge_id: the last one that top_k and top_p keep."""
     key = order_keys(scaled)
     within = (key < edge_key) | ((key == edge_key) & (columns <= edge_id))
     return within & (scaled >= log_min_p) & (columns < width)

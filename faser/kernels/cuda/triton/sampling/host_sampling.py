@@ -19,7 +19,7 @@ from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Word
 
 
 class TritonSamplingKernels:
-    """See SamplingKernels, for logits on the accelerator's device. One lane.
+    """Sampling kernels for logits on the accelerator's device. One lane.
 
     block: columns a program, a power of 2. A workspace is made when a vocabulary is first seen, and again for more
     rows. Every method that returns a result waits for the device once.

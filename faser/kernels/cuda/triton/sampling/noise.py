@@ -28,7 +28,7 @@ _HALF_ROOT_BITS = tl.constexpr(0x3FE6A09E667F3BCD)
 
 
 def _bits(number: float) -> tl.constexpr:
-    """Of a float64, whose constants Triton may round to float32."""
+    """Return the bits of a float64, whose constants Triton may round to float32."""
     (bits,) = struct.unpack("<q", struct.pack("<d", number))
     return tl.constexpr(bits)
 

@@ -50,12 +50,12 @@ class SamplingInputs:
 
     @property
     def has_noise(self) -> bool:
-        """Whether the random words are given."""
+        """Return whether the random words are given."""
         return isinstance(self.rows, RowsWithNoise)
 
     @property
     def noise(self) -> tuple[Tensor, Tensor]:
-        """What noise.row_word reads; it ignores the second tensor where words are given."""
+        """Return what noise.row_word reads; it ignores the second tensor where words are given."""
         rows = self.rows
         return (rows.noise, rows.noise) if isinstance(rows, RowsWithNoise) else (rows.seeds, rows.positions)
 
@@ -142,7 +142,7 @@ class SamplingWorkspace:
         }
 
     def prob_arguments(self, shaped: SamplingInputs) -> tuple[object, ...]:
-        """What fixed_point.kept_probs reads, and `best`."""
+        """Return the arguments of fixed_point.kept_probs, and of `best`."""
         return (
             shaped.logits, shaped.stride, shaped.width, self.largest, self.best, shaped.rows.temperature,
             shaped.rows.log_min_p, self.chunk_weight, self.edge_key, self.edge_id,
