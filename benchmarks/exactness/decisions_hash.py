@@ -6,8 +6,8 @@
 (acceptance, requests at once, confidences that tell something or nothing, noise of the times). The real scheduler,
 control and policies run on a simulated clock; hashed are the rows of every plan, the time of every step and what
 speculation counted. Beside the hash stand the simulated seconds until the last answer. --tokens: of each answer;
-in 40 the guard has hardly measured what drafts gain. It takes a minute, says by kind how much faster the scenarios are than those of
-BEFORE.json, and ends with status 1 if a hash differs.
+in 40 the guard has hardly measured what drafts gain. It takes a minute, says by kind how much faster the scenarios
+are than those of BEFORE.json, and ends with status 1 if a hash differs.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Times drafts of an MTP layer: one native call against passes from Python, by rows of the vocabulary.
 
-    python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40]
+    python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40] [--one-by-one]
 
 MODEL.gguf: of benchmarks.models.random_gguf with --mtp. `draft_ms`: of one draft of one sequence at position 200,
 1 to 4 tokens; before each draft other memory is read, as a step of the model does. `decoding`: a step of one
@@ -10,6 +10,8 @@ over rounds in turn, so that other programs on the machine count little.
 Tokens a step follow from the survival of drafts by position that was published for mixed text (ml-explore/mlx-lm,
 pull request 990): times are measured, acceptance is given. With 32,768 rows it is lower, by .944 a position: the
 share of English text that they cover.
+
+--one-by-one: engines one after the other, for models of which memory holds one.
 """
 
 import itertools
@@ -58,11 +60,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=40, help="of each engine")
+    parser.add_argument("--one-by-one", action="store_true", help="engines, where memory is short")
     options = parser.parse_args()
     result = {
         **about("benchmarks.speculation.mtp_thin"),
         "draft_ms": _draft_times(options.model, options.rounds),
-        "decoding": _decoding(options.model, options.steps),
+        "decoding": _decoding(options.model, options.steps, one_by_one=options.one_by_one),
     }
     write_json(options.out, result, show=True)
 
@@ -121,19 +124,20 @@ def _drafts(
     return lambda count: loop.draft([replace(line, max_tokens=count)], None)
 
 
-def _decoding(path: Path, steps: int) -> list[dict[str, Any]]:
+def _decoding(path: Path, steps: int, *, one_by_one: bool) -> list[dict[str, Any]]:
     """A cell by rows of the vocabulary and draft tokens. over_off: tokens a second over those without drafts."""
     arms: dict[tuple[int | None, int], dict[str, Any]] = {(None, 0): {"policy": "off"}}
     for rows, count in itertools.product((None, THIN), range(1, len(SURVIVAL) + 1)):
         fixed = {"policy": "fixed", "method": "mtp", "num_speculative_tokens": count}
         arms[rows, count] = fixed | {"draft_vocab_size": rows or 1 << 24}
-    engines = {arm: _engine(path, given) for arm, given in arms.items()}
     seconds: dict[Any, list[float]] = {arm: [] for arm in arms}
-    for number in range(steps):
-        for arm in in_turn(arms, number):
-            began_s = time.process_time()
-            engines[arm].step()
-            seconds[arm].append(time.process_time() - began_s)
+    for some in [[arm] for arm in arms] if one_by_one else [list(arms)]:
+        engines = {arm: _engine(path, arms[arm]) for arm in some}
+        for number in range(steps):
+            for arm in in_turn(some, number):
+                began_s = time.process_time()
+                engines[arm].step()
+                seconds[arm].append(time.process_time() - began_s)
     cells = []
     for rows, count in arms:
         covered = COVERED if rows == THIN else 1.0

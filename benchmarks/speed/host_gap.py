@@ -45,7 +45,7 @@ from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler

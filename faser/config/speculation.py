@@ -78,7 +78,8 @@ METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
-DRAFT_VOCAB_SIZE = 32_768
+DRAFT_VOCAB_SIZES = (8_192, 16_384, 32_768, 65_536)
+DRAFT_VOCAB_SIZE = 32_768  # the first of them, before any text is known
 MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this wide
 
 
@@ -92,8 +93,9 @@ class SpeculationConfig:
     under every other; None: 16 for drafts from text, 8 for a model's. model_method: with auto, what `model`
     is, draft_model or a kind of head; None: its files say it, and until they are read it is a draft model.
     MTP: the target's own layer, or with `model` an assistant of Gemma 4. draft_vocab_size: how many tokens
-    that layer chooses from, the first of the vocabulary; those that end generation are added. None:
-    DRAFT_VOCAB_SIZE, or all of a vocabulary of at most twice as many.
+    that layer chooses from, or a block drafter of the whole vocabulary: the first ones; those that end generation
+    are added. None: one of DRAFT_VOCAB_SIZES, chosen for an MTP layer by what the model says, or all of a
+    vocabulary that the largest would hold.
     suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram
     model; NONE: none; None: counted with the tokenizer in the answers of the package. table: (first, last,
     gamma) by number of sequences, ascending without gaps. classes: settings of each class of requests, by

@@ -13,8 +13,10 @@ from faser.config.declaration import SPECULATION, Kind, Setting, as_given, did_y
 from faser.config.foreign import not_supported
 from faser.config.speculation import (
     AUTO,
+    DFLASH,
     DRAFT_SAMPLE_METHODS,
     DRAFTERS,
+    DSPARK,
     HEAD_METHODS,
     MAX_DRAFT_TOKENS,
     METHODS,
@@ -86,9 +88,10 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "draft_vocab_size",
         Kind.INTEGER,
-        "How many tokens an MTP layer chooses from: the first of the vocabulary, which are its commonest, and "
-        "those that end generation. None: 32768, or all of a vocabulary of at most 65536. Not below the "
-        "size of the vocabulary: all.",
+        "How many tokens an MTP layer chooses from, or a block drafter of the whole vocabulary: the first, which "
+        "are its commonest, and those that end generation. None: for an MTP layer 8192, 16384, 32768 or 65536, "
+        "chosen while serving by the tokens that the model generates (on GPUs, and for block drafters, 32768), "
+        "or all of a vocabulary of at most 65536. Not below the size of the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),
@@ -154,7 +157,7 @@ _USED_BY = {
     "max_model_len": _OWN_MODEL,
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max"), (AUTO, "ngram")),
     "model_method": (AUTO,),
-    "draft_vocab_size": (AUTO, MTP),
+    "draft_vocab_size": (AUTO, MTP, DFLASH, DSPARK),
     "suffix_decoding_max_cached_requests": (AUTO, "suffix"),
     "ngram_model": (AUTO, "ngram_model"),
     "draft_sample_method": (AUTO, *PASS_METHODS),

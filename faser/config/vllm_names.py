@@ -177,14 +177,19 @@ REFUSED_KV_TYPES = (
 
 # Heads that draft from hidden states, as vLLM and speculators name them, that FASER does not compute: methods of
 # --speculative-config, and what the config.json of a checkpoint says.
-_BLOCK = (
-    "the only supported block drafters are DFlash and DSpark with Qwen3's layers (methods dflash and dspark), "
-    "without convolutions and without a candidate selector"
-)
+_CORRECTED = "it corrects a block's drafts by a network of its own; DSpark and DFlash 2 are computed"
 
 REFUSED_HEADS: dict[str, str] = {
-    "block": _BLOCK,
-    "dflash2": _BLOCK,
+    "block": "of drafters of blocks only DFlash and DFlash 2 with Qwen3's layers, and DSpark with Qwen3's or "
+    "Gemma 4's, are computed (methods dflash and dspark)",
+    "dspark_draft": "its slots may follow either convention; where the anchor's row predicts the first token, the "
+    "architecture is Qwen3DSparkModel",
+    "domino": _CORRECTED,
+    "lilicorr": _CORRECTED,
+    "kv_native_dflash": "it reads the model's keys and values, not its hidden states",
+    "deepseek_v4": "its layers have hyper-connections and latent attention, which are not computed",
+    "muse": "the model that it drafts for is not served",
+    "dflash2": "DFlash 2 is read in its own layout, whose config.json names DFlash2DraftModel",
     "peagle": "it drafts the positions of a block at once from mask tokens; FASER's heads draft one after another",
     "eagle": "EAGLE-3's heads draft better, and they are supported",
     "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are supported",

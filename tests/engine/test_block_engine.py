@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from faser.engine.contract.plan import DraftPlan
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.errors import ConfigError, ModelError
-from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, write_block
 from tests.engine.test_head_engine import STATE_LAYERS, accepted, answers, built, checkpoint
 
@@ -28,13 +30,22 @@ BARE = BlockShape(
     confidence=False,
     from_anchor=False,
 )
+SECOND = replace(BARE, selector_rank=8)
 
 
 @pytest.mark.parametrize(
     ("method", "layout", "shape"),
-    [("dspark", "speculators", SHAPE), ("dflash", "dflash", BARE), ("dspark", "gguf", SHAPE)],
+    [
+        ("dspark", "speculators", SHAPE),
+        ("dflash", "dflash", BARE),
+        ("dspark", "gguf", SHAPE),
+        ("dflash", "dflash", SECOND),
+        ("dspark", "dspark", replace(SHAPE, gemma=True)),
+    ],
+    ids=["speculators", "dflash", "gguf", "dflash 2", "gemma 4"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.full(but=("0.0-speculators", "0.8-dflash", "0.8-gguf", "0.0-dflash 2"))
 def test_drafts_of_blocks_change_no_answer(
     tmp_path: Path, method: str, layout: str, shape: BlockShape, temperature: float
 ) -> None:
@@ -48,6 +59,18 @@ def test_drafts_of_blocks_change_no_answer(
         assert answers(engine, temperature) == wanted
         assert accepted(engine, method)[0] > 500
         assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
+
+
+def test_model_and_drafter_may_both_be_gguf_files(tmp_path: Path) -> None:
+    """Embedding and head are the model's, in its blocks."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantization=GGMLQuantizationType.Q8_0)
+    shape = replace(SHAPE, state_layers=(0, 1, 2), markov_rank=32)
+    write_block(tmp_path, shape, "gguf", quantization=GGMLQuantizationType.Q8_0)
+    drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(block_path(tmp_path, "gguf"))}
+    engine = built(path, drafting).engine
+    assert answers(engine, 0.8) == answers(built(path, {"policy": "off"}).engine, 0.8)
+    assert accepted(engine, "dspark")[0] > 500
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,6 +112,20 @@ def test_no_more_tokens_are_asked_for_than_a_block_has(tmp_path: Path, asked: di
     assert max(watched[0].requested) == 3
 
 
+def test_of_a_large_vocabulary_the_drafter_chooses_from_the_first_tokens(tmp_path: Path) -> None:
+    size = 70_000
+    config = tiny_llama_config() | {"num_hidden_layers": 6, "vocab_size": size}
+    path, head = tmp_path / "model", tmp_path / "head"
+    write_checkpoint(path, config, random_weights(llama_shapes(config)))
+    write_block(head, replace(BARE, vocab_size=size), "dflash")
+    asked = {"method": "dflash", "model": str(head)}
+    whole = built(path, asked | {"draft_vocab_size": size}).info.weight_bytes
+    least, found = (built(path, asked | chosen).info.weight_bytes for chosen in ({"draft_vocab_size": 1000}, {}))
+    assert (found - least) % (64 * 4) == 0
+    assert (found - least) // (64 * 4) == 32_768 - 1000
+    assert whole < least, "all rows are the model's own"
+
+
 def test_another_method_than_the_checkpoint_s_is_refused(tmp_path: Path) -> None:
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
     write_block(head, BARE, "dflash")
@@ -113,12 +150,8 @@ def test_more_tokens_than_the_drafter_was_trained_for_are_refused(tmp_path: Path
 def test_a_block_drafter_that_is_not_computed_stops_the_start(tmp_path: Path) -> None:
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"
     for config, message in (
-        (
-            {"architectures": ["DFlash2DraftModel"]},
-            "DFlash2DraftModel of the head is not supported: of drafters of",
-        ),
-        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel of the head is not supported"),
-        ({"speculators_model_type": "dflash2"}, "of kind dflash2, which is not supported"),
+        ({"architectures": ["XPressDraftModel"]}, "XPressDraftModel of the head is not supported: of drafters of"),
+        ({"speculators_model_type": "dflash2"}, "of kind dflash2, which is not supported: .* DFlash2DraftModel"),
     ):
         write_checkpoint(head, config, random_weights({"fc.weight": (VOCAB_SIZE, 64)}))
         with pytest.raises(ModelError, match=message):

@@ -14,6 +14,7 @@ draft tokens stay in the layer's cache; embedding and state change places in the
 import json
 import logging
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from faser.engine.build import Built, build
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.head import HeadDrafter
 from faser.errors import ConfigError, ModelError
 from faser.types import Request
 from tests.checkpoints import write_tokenizer
@@ -279,12 +281,36 @@ def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(right_layer: Path
     assert built(right_layer, fixed(draft_vocab_size=200)).info.weight_bytes == whole + rows
 
 
-def test_of_a_large_vocabulary_the_layer_chooses_from_the_first_tokens(tmp_path: Path) -> None:
-    """And from the one that ends generation, which is the last here."""
+def test_of_a_large_vocabulary_the_layer_chooses_how_many_tokens_it_drafts(tmp_path: Path) -> None:
+    """And the one that ends generation, which is the last here. Answers do not depend on it."""
     size, end = 70_000, 69_999
     write_mtp_model(tmp_path, vocab_size=size, eos_token_id=end)
-    whole = built(tmp_path, {"draft_vocab_size": size}).info.weight_bytes
-    assert built(tmp_path, {}).info.weight_bytes == whole + (32_768 + 1) * 64 * 4
+    whole = built(tmp_path, {"policy": "off"})
+    drafters: list[Drafter] = []
+
+    def wrap(drafter: Drafter) -> Drafter:
+        drafters.append(drafter)
+        return drafter
+
+    chosen = built(tmp_path, fixed(), wrap_drafter=wrap)
+    rows = (65_536 + 1) * (64 + 2 * 2)  # in 8 bits, with a scale for 32 values
+    own = built(tmp_path, fixed(draft_vocab_size=size)).info.weight_bytes
+    assert rows <= chosen.info.weight_bytes - own < 1.01 * rows
+    (drafter,) = drafters
+    assert isinstance(drafter, HeadDrafter)
+    vocabulary = drafter.vocabulary
+    assert vocabulary is not None
+    assert (vocabulary.sizes, vocabulary.size) == ((8_192, 16_384, 32_768, 65_536), 32_768)
+    sizes, found = cycle(range(4)), {}
+    for request in asked():
+        chosen.engine.add(request)
+        found[request.request_id, 0] = []
+    while chosen.engine.has_work():
+        vocabulary.chosen = next(sizes)
+        for delta in chosen.engine.step():
+            found[delta.request_id, 0] += delta.token_ids
+    assert found == {key: list(token_ids) for key, (token_ids, _) in answers(whole.engine, asked()).items()}
+    assert outcome(chosen.engine)[0] > 20
 
 
 @pytest.mark.parametrize("speculation", [{"model": "none"}, {"method": "suffix"}, {"policy": "off"}])

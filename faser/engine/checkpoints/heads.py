@@ -45,6 +45,13 @@ _ARCHITECTURES = {
 }
 # Parts of other architectures, and the kind of head that they stand for. The first one that fits counts.
 _REFUSED_ARCHITECTURES = {
+    "KVNative": "kv_native_dflash",
+    "MuseGlimmerAssistant": "muse",
+    "DSparkDeepseekV4": "deepseek_v4",
+    "DeepSeekV4DSpark": "deepseek_v4",
+    "DSparkDraft": "dspark_draft",
+    "LiLiCorr": "lilicorr",
+    "Domino": "domino",
     "DFlash": "block",
     "DSpark": "block",
     "XPress": "block",
@@ -265,16 +272,17 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     )
 
 
-def head_layers_spec(config: Mapping[str, Any], target: DecoderSpec, *, family: str) -> DecoderSpec:
+def head_layers_spec(
+    config: Mapping[str, Any], target: DecoderSpec, *, family: str, families: tuple[str, ...] = _FAMILIES
+) -> DecoderSpec:
     """The head's layers. config: that of the layers; where it lacks a vocabulary size, the target's is meant.
 
+    families: those that heads of this kind may have.
     max_position_embeddings of a head is not a limit: its rotary embedding is relative.
     Raises ModelError for an unknown family, or for a vocabulary other than the target's.
     """
-    if family not in _FAMILIES:
-        raise ModelError(
-            f"config.json: model_type of the head is {family!r}; only {', '.join(_FAMILIES)} are read"
-        )
+    if family not in families:
+        raise ModelError(f"config.json: model_type of the head is {family!r}; only {', '.join(families)} are read")
     given = {name: value for name, value in config.items() if value is not None}
     fields = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size} | given
     spec = decoder_spec(fields | {"architectures": [], "model_type": family, "tie_word_embeddings": False})

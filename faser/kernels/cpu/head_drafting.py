@@ -10,6 +10,7 @@ from torch import Tensor
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import NativeBlocks, any_linear, normed_linear, reorders
 from faser.kernels.cpu.draft_structs import drafts_struct, room_for_drafts, room_of_rows, rules_struct
+from faser.kernels.cpu.low_bit import LowBitLinear
 from faser.kernels.interface.blocks import (
     DraftedTokens,
     DraftRoom,
@@ -38,6 +39,10 @@ class NativeHeadDrafting(HeadDrafting):
         if any(map(reorders, (stack.embedding, *products.values(), stack.logits.linear))):
             return False
         return self._blocks.stack_address(stack.layers) is not None
+
+    def without_middle(self, packed: PackedLinear, count: int) -> PackedLinear:
+        assert isinstance(packed, LowBitLinear), packed
+        return packed.without_middle(count)
 
     def draft(
         self, stack: HeadStack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom

@@ -18,6 +18,7 @@ from faser.kernels.interface.low_bit.formats import BlockFormat, MemoryForm
 from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
 
 _COLUMNS = 16  # of a panel; vectors read a bias in whole panels
+GROUPED_COLUMNS = 64  # of panels that lie together
 _SMALLEST_DEPTH = 32
 
 
@@ -39,10 +40,14 @@ class LowBitLinear:
     __slots__ = ("_kept", "address", "columns", "depth", "forms", "num_bytes", "order")
 
     def __init__(
-        self, weight: LowBitRows, parts: list[tuple[LowBitPartStruct, Tensor]], bias: Tensor | None
+        self,
+        shape: tuple[int, int],
+        parts: list[tuple[LowBitPartStruct, Tensor]],
+        bias: Tensor | None,
+        order: Tensor | None,
     ) -> None:
-        self.columns, self.depth = weight.shape
-        self.order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64))
+        self.columns, self.depth = shape
+        self.order = order
         structs = (LowBitPartStruct * len(parts))(*(struct for struct, _ in parts))
         wide = None
         if bias is not None:
@@ -57,6 +62,25 @@ class LowBitLinear:
         for part, _ in parts:
             self.forms[part.form] += part.columns
         self._kept = (struct, structs, [panels for _, panels in parts], wide)
+
+    def without_middle(self, count: int) -> "LowBitLinear":
+        """The first `count` columns of the first part, then all other parts, as a weight over the same memory.
+
+        count: a multiple of GROUPED_COLUMNS. The weight has no bias, and no bytes of its own.
+        """
+        _, structs, panels, bias = self._kept
+        assert bias is None, "columns that are left out would leave their bias"
+        assert 0 < count <= structs[0].columns, (count, structs[0].columns)
+        assert count % GROUPED_COLUMNS == 0, f"{count} columns are no whole panels"
+        parts, left_out = [], structs[0].columns - count
+        for each, memory in zip(structs, panels, strict=True):
+            part = LowBitPartStruct.from_buffer_copy(each)
+            part.first -= left_out
+            parts.append((part, memory))
+        parts[0][0].first, parts[0][0].columns = 0, count
+        found = LowBitLinear((self.columns - left_out, self.depth), parts, None, self.order)
+        found.num_bytes = 0
+        return found
 
 
 def pack_low_bit(
@@ -81,7 +105,8 @@ def pack_low_bit(
         _pack(library, pool, struct, depth, part)
         parts.append((struct, panels))
         first += part.num_rows
-    return LowBitLinear(weight, parts, bias)
+    order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64))
+    return LowBitLinear(weight.shape, parts, bias, order)
 
 
 def factors_of(found: BlockFormat) -> Factors:

@@ -373,6 +373,13 @@ class HeadDrafting(Protocol):
         """Return whether it can draft with this head."""
         ...
 
+    def without_middle(self, packed: PackedLinear, count: int) -> PackedLinear:
+        """Return low-bit rows [N, K] without those of their first part from `count` on, in the same memory.
+
+        count: a multiple of 64.
+        """
+        ...
+
     def draft(
         self, stack: HeadStack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens: ...

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.shapes import AttentionPlan, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, RowLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,15 @@ class GraphBatchSize:
     one_row_each: every sequence has exactly one row, as in decoding without drafts; rows equals sequences.
     rows_each: every sequence, padding included, has exactly this many rows, as where all verify drafts of one
     length; None: any number.
+    tile_rows: attention's tiles are for sequences of at most this many rows; one with more rows takes several of
+    them. None: for as many as one sequence may have while all others have one.
     """
 
     rows: int
     sequences: int
     one_row_each: bool
     rows_each: int | None = None
+    tile_rows: int | None = None
 
 
 class CapturedGraph(Protocol):
@@ -71,6 +74,14 @@ class GraphCapture(Protocol):
 
     Staging buffers and readbacks are not bound to the lane: their copies run on the caller's current stream.
     """
+
+    def tile_rows(self, shape: AttentionShape) -> tuple[int, ...]:
+        """Most rows of one sequence that a tile of attention holds, for each width but the widest, ascending.
+
+        From 2 on, since one row has sizes of its own. Wider tiles than a step needs make its attention slower,
+        narrower ones read the positions of a sequence several times.
+        """
+        ...
 
     def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> AttentionPlan:
         """A plan at fixed addresses, for layouts that fit into `size`. All of it is padding until `update_plan`.

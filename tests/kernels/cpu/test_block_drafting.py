@@ -31,7 +31,7 @@ from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, w
 from tests.engine.execution.draft_lines import margins_of, tokens_of
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
 
-NUM_SLOTS, BLOCK_SIZE, BLOCKS_EACH, VOCAB = 5, 16, 20, 211
+NUM_SLOTS, BLOCK_SIZE, BLOCKS_EACH, VOCAB = 5, 16, 20, 701  # several blocks of the race
 MAX_PLACES, MAX_ROWS = BLOCK_SIZE * BLOCKS_EACH, 400
 DSPARK = BlockShape(vocab_size=VOCAB, state_layers=(1, 2, 4), block_size=7)
 DFLASH = replace(DSPARK, markov_rank=0, confidence=False, from_anchor=False)
@@ -47,6 +47,7 @@ BLOCKS: dict[str, tuple[str, BlockShape, torch.dtype, dict[str, Any]]] = {
     "speculators, fill in": ("speculators", replace(FEW, from_anchor=False), torch.bfloat16, {}),
     "fewer tokens than candidates": ("speculators", replace(FEW, draft_vocab=9), torch.float32, {}),
     "own mask": ("speculators", replace(FEW, mask_token_id=None), torch.bfloat16, {}),
+    "some rows of the target's head": ("dspark", DSPARK, torch.bfloat16, {"rows": 300}),
     "dflash": ("dflash", DFLASH, torch.float32, {}),
     "dflash, bfloat16": ("dflash", DFLASH, torch.bfloat16, {}),
     "causal": ("dspark", replace(DSPARK, causal=True), torch.float32, {}),
@@ -93,6 +94,7 @@ class Loops:
             model = load_block(
                 folder / "blocks", self.spec, decoder, backend, max_positions=MAX_PLACES, max_rows=max_rows,
                 max_logit_rows=3, quantization=options.get("quantization"),
+                draft_ids=torch.arange(7, 7 + options["rows"]) if "rows" in options else None,
             )  # fmt: skip
             kv = KvShape(
                 heads=self.spec.decoder.kv_heads,

@@ -5,12 +5,13 @@ the first place; a token is fed as the row of the logits that it is; a price cou
 numbers of the first token choose all of them; drafts follow the first row of each sequence instead of the last;
 every part of the states has the first one's norm; what the residual stream begins with is left as it was. In an
 MTP layer: features are the states before the final norm; the stream begins with the features; the output is
-chained before its norm; the norm precedes the logits once more; the embedding stands behind the features.
+chained before its norm; the norm precedes the logits once more; the embedding stands behind the features. Of
+sizes: the ends keep the columns that they have in the largest; ids are those of the largest.
 """
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,18 @@ def eagle3(*, int8: bool = False, **changes: Any) -> Loader:
     return load
 
 
-def mtp(family: str = "qwen3_5_text", *, quantization: str | None = None, rows: int = DRAFT_VOCAB) -> Loader:
-    """The layer of a tiny Qwen3.5, whose attention has a gate. rows: tokens that it chooses from."""
+def mtp(
+    family: str = "qwen3_5_text",
+    *,
+    quantization: str | None = None,
+    rows: int = DRAFT_VOCAB,
+    ids: Sequence[int] | None = None,
+    sizes: Sequence[int] = (),
+) -> Loader:
+    """The layer of a tiny Qwen3.5, whose attention has a gate.
+
+    rows: how many tokens it chooses from. ids: which; None: seeded ones. sizes: as of load_mtp, the last first.
+    """
 
     def load(folder: Path, backend: NativeBackend, dtype: torch.dtype) -> tuple[Decoder, Callable[[], Head]]:
         write_mtp_model(
@@ -75,7 +86,7 @@ def mtp(family: str = "qwen3_5_text", *, quantization: str | None = None, rows: 
         spec = read_mtp_spec(folder, decoder.spec)
         assert spec is not None
         assert spec.state_layers == (8,)
-        ids = draft_vocabulary(rows) if rows < VOCAB_SIZE else None
+        seeded = draft_vocabulary(rows) if rows < VOCAB_SIZE else None
         return decoder, lambda: load_mtp(
             folder,
             spec,
@@ -85,7 +96,9 @@ def mtp(family: str = "qwen3_5_text", *, quantization: str | None = None, rows: 
             max_rows=MAX_ROWS,
             max_logit_rows=NUM_SLOTS,
             quantization=quantization,
-            draft_ids=ids,
+            draft_ids=seeded if ids is None else torch.tensor(ids),
+            sizes=sizes,
+            start=sizes[-1] if sizes else 0,
         )
 
     return load
@@ -138,9 +151,10 @@ class Loops:
                     states=ring.pieces(slot, 0),
                 )
             )
-        self.loops = []
+        self.loops, self.heads = [], []
         for in_one_call in (False, True):
             head = new_head()
+            self.heads.append(head)
             shape = KvShape(
                 heads=spec.decoder.kv_heads,
                 num_blocks=4 * NUM_SLOTS,
@@ -202,6 +216,35 @@ def test_drafts_are_those_of_the_loop(
             np.testing.assert_array_equal(np.concatenate(margins_of(other)), np.concatenate(margins_of(one)))
             lengths |= {*one.lengths.tolist()}
         assert len(lengths) > 1, "drafts end at different passes"
+
+
+ENDS = (300, 411)
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_size_of_the_vocabulary_drafts_as_a_layer_with_these_tokens_alone(
+    tmp_path: Path, native_alone: NativeBackend, samples: bool
+) -> None:
+    """The size changes between drafts. Oracle: a layer loaded for one size; then, pass by pass, the same layer."""
+    sizes = (64, 128, 256)
+
+    def loops(name: str, ids: Sequence[int], sizes: Sequence[int] = ()) -> Loops:
+        load = mtp(quantization="int8", ids=ids, sizes=sizes)
+        return Loops(tmp_path / name, native_alone, torch.bfloat16, load, samples=samples)
+
+    changing = loops("changing", [*range(sizes[-1]), *ENDS], sizes)
+    found = set()
+    for chosen, size in ((2, 256), (0, 64), (1, 128), (2, 256)):
+        for head in changing.heads:
+            assert head.vocabulary is not None
+            head.vocabulary.chosen = chosen
+        alone = loops(f"alone {size} {chosen}", [*range(size), *ENDS])
+        wanted = alone.draft([0, 1, 2, 3, 4], None)[1]
+        for other in changing.draft([0, 1, 2, 3, 4], None):
+            assert tokens_of(other) == tokens_of(wanted)
+            np.testing.assert_array_equal(np.concatenate(margins_of(other)), np.concatenate(margins_of(wanted)))
+        found.add(str(tokens_of(wanted)))
+    assert len(found) == len(sizes), "sizes make a difference"
 
 
 @pytest.mark.parametrize("norms", FeatureNorm)

@@ -146,7 +146,7 @@ class GgufSource:
         return _unpermute(rows, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
-        """One tensor, dequantised: float32 on the CPU, in memory of its own; of DRAFT_IDS integers, as on the hub."""
+        """One tensor, dequantised: float32 on the CPU, in memory of its own; DRAFT_IDS: integers."""
         import torch
 
         if name == DRAFT_IDS:

@@ -89,7 +89,10 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
 A_LOG = "linear_attn.A_log"
 DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
 CONVOLUTION = "linear_attn.conv1d"
-BARE = (SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale")
+BARE = (
+    *(SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale"),
+    *("attention_conv.base_kernel", "mlp_conv.base_kernel"),
+)
 SHARED_GATE = "mlp.shared_expert_gate"
 CONFIDENCE = "confidence_head.proj.weight"
 VECTORS = (f"{SHARED_GATE}.weight", CONFIDENCE)  # rows of the hub's, [1, N], are vectors here
@@ -130,8 +133,17 @@ _DRAFTER = {
     "markov_w2.weight": "markov_head.markov_w2.weight",
     "conf_proj.weight": CONFIDENCE,
     "conf_proj.bias": "confidence_head.proj.bias",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
     DRAFT_IDS: DRAFT_IDS,
 }
+_CONVOLUTIONS = {"attn_conv": "attention_conv", "ffn_conv": "mlp_conv"}
+_DRAFTER_LAYER = (
+    _LAYER
+    | {f"{name}_base": f"{hub}.base_kernel" for name, hub in _CONVOLUTIONS.items()}
+    | {f"{name}_proj": f"{hub}.kernel_projection" for name, hub in _CONVOLUTIONS.items()}
+)
 _SMOLLM3_ROPE_INTERVAL = 4
 # The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -152,9 +164,9 @@ class Architecture:
     head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
     drafting_layers: the last layers may be there to draft (nextn): of a head, and none of the model.
     sizes_by_layer: layers may have key-value heads and networks of their own sizes, which own_fields reads.
-    outer: the hub's names of further tensors outside the layers. drafter: it drafts for a model, whose embedding it
-    may lack. own_fields: fields of config.json from keys of its own; called with the file and the other fields, which they
-    replace.
+    outer: the hub's names of further tensors outside the layers. drafter: it drafts for a model, whose embedding
+    it may lack. own_fields: fields of config.json from keys of its own; called with the file and the other fields,
+    which they replace.
     """
 
     class_name: str
@@ -407,9 +419,10 @@ def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
 
 
 def _dflash_fields(file: GgufFile, config: Config) -> Config:
-    """DFlash, or with a Markov head DSpark. target_layers counts the inputs of layers, from 0.
+    """DFlash; with a selector DFlash 2, with a Markov head DSpark.
 
-    Where the file does not say it, DSpark predicts from the anchor and no layer is causal, as in llama.cpp.
+    target_layers counts the inputs of layers, from 0. Where the file does not say it, DSpark predicts from the
+    anchor and no layer is causal, as in llama.cpp.
     """
     if file.get("dflash.hyper_connection.count", int, 0):
         raise ModelError(
@@ -430,6 +443,10 @@ def _dflash_fields(file: GgufFile, config: Config) -> Config:
         "final_logit_softcapping": file.number("dflash.final_logit_softcapping", 0.0) or None,
         "input_embedding_scale": file.number("dflash.embedding_scale", 0.0) or None,
     }
+    if file.has_tensor("selector_hidden.weight"):
+        found["architectures"] = ["DFlash2DraftModel"]
+        names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+        found |= {name: file.size(f"dflash.{name}") for name in names}
     if file.has_tensor("conf_proj.weight"):
         found["enable_confidence_head"] = True
         found["confidence_head_with_markov"] = file.shape("conf_proj.weight")[-1] > hidden_size
@@ -575,6 +592,7 @@ DRAFTERS: Mapping[str, Architecture] = {
     "dflash": Architecture(
         class_name="DFlashDraftModel",
         model_type="qwen3",
+        tensors=_DRAFTER_LAYER,
         windows=True,
         outer=_DRAFTER,
         drafter=True,
@@ -582,8 +600,8 @@ DRAFTERS: Mapping[str, Architecture] = {
     ),
 }
 _REFUSED = {
-    "dspark": "such files, of forks of llama.cpp, number layers and name tensors in ways of their own; convert the "
-    "checkpoint with llama.cpp, which makes files of architecture dflash of DSpark too",
+    "dspark": "forks of llama.cpp write such files, which number layers and name tensors in ways of their own; "
+    "convert the checkpoint with llama.cpp, whose files of DSpark are of architecture dflash",
 }
 
 

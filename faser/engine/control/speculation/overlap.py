@@ -27,6 +27,7 @@ from faser.types import RoleStats
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next
 _RARE_STEPS = 8
+_SHORTEST = 2  # tokens of a draft: the first one says whether it stands, the others are the chunk to verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +243,7 @@ class OverlapControl:
         self._interval = min(2 * self._interval, self._options.every)
         if lengths is None:
             lengths = np.minimum(candidates.limit, self._longest(candidates))
+        lengths = _with_chunks(lengths)
         chosen = lengths.nonzero()[0]
         if len(chosen):
             self._choice = OverlapChoice(chosen=chosen, length=int(lengths.max()))
@@ -256,10 +258,10 @@ class OverlapControl:
             self._frontiers.clear()
 
     def _longest(self, candidates: Candidates) -> int:
-        """Return how many passes a step leaves time for, by the times that either takes alone; at least 1."""
+        """Return how many passes a step leaves time for, by the times that either takes alone; at least 2."""
         count = candidates.num_sequences
         step_s = self._costs.step_s(2 * count + candidates.step.other_rows, candidates.step.kv_tokens)
-        return max(int(step_s / max(self._costs.pass_s(count), 1e-9)), 1)
+        return max(int(step_s / max(self._costs.pass_s(count), 1e-9)), _SHORTEST)
 
     def ready(self, candidates: Candidates) -> tuple[Ints, DraftTable]:
         """Positions of the candidates whose drafts stand, and these drafts, which are taken with that."""
@@ -282,7 +284,7 @@ class OverlapControl:
     def lengths(self, slots: Ints, limit: Ints) -> Ints:
         """Return the tokens [S] that each slot drafts during the next step, as far as limit allows; 0: none."""
         assert self._choice is not None, "drafts are not overlapped"
-        return np.where(self._frontiers.drafts(slots), np.clip(limit, 0, self._choice.length), 0)
+        return np.where(self._frontiers.drafts(slots), _with_chunks(np.clip(limit, 0, self._choice.length)), 0)
 
     def learn(
         self,
@@ -337,3 +339,8 @@ class OverlapControl:
     def _draft_s(self, count: int, passes: int) -> float:
         """Seconds in which count sequences draft, with all processors to themselves."""
         return self._costs.text_s(count) + self._costs.pass_s(count) * passes
+
+
+def _with_chunks(lengths: Ints) -> Ints:
+    """These lengths, and 0 for those too short to leave a chunk to verify."""
+    return np.where(lengths < _SHORTEST, 0, lengths)

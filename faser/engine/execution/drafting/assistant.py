@@ -80,6 +80,7 @@ class AssistantHead:
 
     drafting_stack = None
     draft_ids = None
+    vocabulary = None
 
     def __init__(
         self,

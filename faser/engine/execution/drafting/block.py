@@ -15,9 +15,11 @@ until context rows, or the next block, take their places.
 
     token or mask --> embedding --> layers --> norm --> hidden --> head --> the candidates: the best 16 tokens
     correction of a candidate (DSpark): markov_w2[candidate] · markov_w1[token before]
+                            (DFlash 2): successor[candidate] · (predecessor[token before] x projection of hidden)
     confidence (DSpark): the log-odds that a token is accepted, a product of hidden and markov_w1[token before]
 
-Sources: z-lab's DFlash, deepseek-ai's DSpark (arXiv 2607.05147).
+DFlash 2 has convolutions in its layers as well (dflash2.py). Sources: z-lab's DFlash and DFlash 2, deepseek-ai's
+DSpark (arXiv 2607.05147).
 """
 
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.drafts import Ints
+from faser.engine.execution.drafting.dflash2 import LayerConvolutions
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
@@ -39,15 +42,17 @@ from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
-CANDIDATES = 16  # of each row; the correction reorders these alone
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkovWeights:
-    """before: [V, r], of the token before. candidates: [Vd, r], of each row of the logits."""
+    """before: [V, r], of the token before. candidates: [Vd, r], of each row of the logits.
+
+    hidden: [r, H], a product that rows of `before` are multiplied by; None: they stay.
+    """
 
     before: PackedLinear
     candidates: PackedLinear
+    hidden: PackedLinear | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,7 @@ class BlockWeights:
 
     mask: [H], the embedding of the rows behind the anchor; None: that of a token. confidence: weights of hidden
     and of the token before, [H] and [r], and the bias; of a head that does not read the token before, [0].
+    convolutions: of each layer; None: there are none.
     """
 
     embedding: PackedLinear
@@ -68,6 +74,7 @@ class BlockWeights:
     mask: Tensor | None = None
     markov: MarkovWeights | None = None
     confidence: tuple[Tensor, Tensor, Tensor] | None = None
+    convolutions: tuple[LayerConvolutions, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +92,16 @@ class BlockRows:
     """The rows of a pass: of each sequence its context rows, then those of its block.
 
     context_at, block_at: [C], [B] numbers of these rows. token_ids: [B]; masked: numbers in the block of the rows
-    behind an anchor. plan: of all rows. own: attention up to each row's own place. seen: up to the end of the
-    block. windowed: the same for layers with windows, where these are shorter than some sequence.
+    behind an anchor. depth: [B], how many rows of its block come before a row. plan: of all rows. own: attention
+    up to each row's own place. seen: up to the end of the block. windowed: the same for layers with windows, where
+    these are shorter than some sequence.
     """
 
     context_at: Tensor
     block_at: Tensor
     token_ids: Tensor
     masked: Tensor
+    depth: Tensor
     plan: AttentionPlan
     own: tuple[SeenRows, ...]
     seen: tuple[SeenRows, ...]
@@ -155,6 +164,7 @@ class BlockModel:
         self._weights = weights
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
+        self._embedding_scale = float(torch.tensor(spec.decoder.embedding_scale, dtype=buffers.hidden.dtype))
         self._layers = tuple(
             decoder_layer(spec.decoder, number, each, rotary) for number, each in enumerate(weights.layers)
         )
@@ -173,8 +183,8 @@ class BlockModel:
         return self._weights.num_bytes
 
     @property
-    def drafting_stack(self) -> BlockStack:
-        """Return the weights that BlockDrafting takes."""
+    def drafting_stack(self) -> BlockStack | None:
+        """Return the weights that BlockDrafting takes; None: it has no steps for what this drafter computes."""
         return self._drafting_stack
 
     @property
@@ -182,13 +192,12 @@ class BlockModel:
         """The buffers, which have all rows of a pass."""
         return self._room
 
-    def _stack(self) -> BlockStack:
-        spec, weights, markov, confidence = (
-            self.spec,
-            self._weights,
-            self._weights.markov,
-            self._weights.confidence,
-        )
+    def _stack(self) -> BlockStack | None:
+        spec, weights, decoder = self.spec, self._weights, self.spec.decoder
+        markov, confidence = weights.markov, weights.confidence
+        scales = decoder.embedding_scale != 1.0 or decoder.logit_scale != 1.0 or decoder.logit_cap is not None
+        if scales or spec.conv_kernel_size or spec.selector:
+            return None
         return BlockStack(
             embedding=weights.embedding,
             mask=weights.mask,
@@ -199,7 +208,7 @@ class BlockModel:
             layers=DecoderStack(layers=self._layers, head=None),
             causal=spec.causal,
             logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
-            num_candidates=min(CANDIDATES, spec.draft_vocab_size),
+            num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
             draft_ids=None if self.draft_ids is None else self.draft_ids.numpy(force=True),
             predicts_from_anchor=spec.predicts_from_anchor,
             markov=None if markov is None else (markov.before, markov.candidates),
@@ -222,6 +231,8 @@ class BlockModel:
                 features, weights.hidden_norm, eps, room.normed[:num_context]
             )
         hidden = backend.embed(rows.token_ids, weights.embedding, room.hidden[:num_block])
+        if self._embedding_scale != 1.0:
+            hidden.mul_(self._embedding_scale)
         if weights.mask is not None:
             hidden[rows.masked] = weights.mask
         scratch, mixed = room.scratch(num_block), room.mixed[:num_block]
@@ -229,8 +240,12 @@ class BlockModel:
             assert layer.qkv is not None
             assert isinstance(layer.shape, AttentionShape)
             assert isinstance(layer.feed_forward, FeedForward)
+            convolutions = None if weights.convolutions is None else weights.convolutions[number]
             if num_block:
-                inputs[rows.block_at] = backend.rms_norm(hidden, layer.qkv.norm, eps, scratch.normed)
+                normed = backend.rms_norm(hidden, layer.qkv.norm, eps, scratch.normed)
+                if convolutions is not None:
+                    normed, kernels = convolutions.attention.begin(backend, normed, rows.depth)
+                inputs[rows.block_at] = normed
             qkv = backend.linear(inputs, layer.qkv.linear, room.qkv[:num_rows])
             queries = backend.rope_append(
                 qkv,
@@ -242,11 +257,16 @@ class BlockModel:
                 query_angles=layer.query_angles,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
+                v_norm=layer.v_norm,
                 eps=layer.eps,
             )
             if num_block:
                 self._attend(queries[rows.block_at], number, layer, layer.shape, rows, cache, mixed)
-                backend.blocks.feed_forward(mixed, hidden, layer.feed_forward, None, room.qkv, scratch)
+                block = layer.feed_forward
+                if convolutions is None:
+                    backend.blocks.feed_forward(mixed, hidden, block, None, room.qkv, scratch)
+                else:
+                    convolutions.feed_forward(backend, mixed, hidden, block, kernels, rows.depth, scratch)
         return backend.rms_norm(hidden, weights.norm, eps, hidden) if num_block else hidden
 
     def _attend(
@@ -287,14 +307,21 @@ class BlockModel:
         for first in range(0, len(hidden), len(room)):
             part = hidden[first : first + len(room)]
             logits = self._backend.linear(part, weights.head, room[: len(part)])
-            best.append(logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1))
+            best.append(logits.topk(min(self.spec.num_candidates, logits.shape[1]), dim=-1))
         scores, columns = torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
+        if (scale := self.spec.decoder.logit_scale) != 1.0:
+            scores.mul_(scale)
+        if (cap := self.spec.decoder.logit_cap) is not None:
+            scores.div_(cap).tanh_().mul_(cap)
         token_ids = columns if self.draft_ids is None else self.draft_ids[columns]
         pairs = confidences = given = None
         if weights.markov is not None:
             before = token_ids.roll(1, 0)
             before[torch.from_numpy(firsts).to(before.device)] = torch.from_numpy(anchors).to(before)[:, None]
             given = self._rows(weights.markov.before, before)
+            if weights.markov.hidden is not None:
+                out = hidden.new_empty((len(hidden), self.spec.markov_rank))
+                given *= self._backend.linear(hidden, weights.markov.hidden, out).to(given)[:, None]
             pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).float().numpy(force=True)
         if weights.confidence is not None:
             of_hidden, of_before, bias = weights.confidence
@@ -369,6 +396,7 @@ def block_rows(
         block_at=block_at.to(backend.device),
         token_ids=torch.from_numpy(token_ids).to(backend.device),
         masked=torch.from_numpy(np.flatnonzero(behind[at] > 0)).to(backend.device),
+        depth=torch.from_numpy(behind[at]).to(backend.device),
         plan=backend.plan(layout, block_size),
         own=attention(causal=True) if any(causal) else (),
         seen=seen,

@@ -8,6 +8,7 @@ A place's candidates are few and differ by sequence. The sampler sees the union 
 the order of the target's ids, so that ties and the race for random tokens are those of the whole vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,8 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import RowLayout
 
+_log = logging.getLogger("faser")
+
 _LARGEST = 100.0  # log-odds of a confidence
 
 
@@ -59,9 +62,11 @@ class BlockRunner:
         self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
-        drafting = backend.block_drafting
-        takes = drafting is not None and drafting.takes(model.drafting_stack)
+        drafting, self._stack = backend.block_drafting, model.drafting_stack
+        takes = drafting is not None and self._stack is not None and drafting.takes(self._stack)
         self._drafting = drafting if takes else None
+        if drafting is not None and not takes:
+            _log.info("%s drafts operation by operation: its layers have no native pass", model.spec.method)
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +104,8 @@ class BlockRunner:
     def draft_all(self, inputs: BlockInputs, rules: DraftRules) -> DraftedTokens:
         """The drafts of `run` and the loop's walk."""
         assert self._drafting is not None, "see drafts_in_one_call"
-        return self._drafting.draft(self.head.drafting_stack, self._cache, inputs, rules, self.head.draft_room)
+        assert self._stack is not None
+        return self._drafting.draft(self._stack, self._cache, inputs, rules, self.head.draft_room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:

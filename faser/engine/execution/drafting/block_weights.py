@@ -1,9 +1,11 @@
 """Loads a block drafter from its directory, for a loaded target.
 
 Tensors have the names of head_tensors.py. The embedding and the head are the target's own where the checkpoint
-lacks or repeats them.
+lacks or repeats them. A head over the whole of a large vocabulary would be most of what a pass reads: some of its
+rows, a copy for drafts alone, take its place.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from faser.config.speculation import DFLASH
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
+from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
 from faser.engine.execution.drafting.head_weights import check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
@@ -32,15 +35,22 @@ def load_block(
     max_rows: int,
     max_logit_rows: int,
     quantization: str | None = None,
+    draft_ids: Tensor | None = None,
     progress: ByteProgress = lambda *_: None,
 ) -> BlockModel:
     """Load the block drafter in a directory. The arguments and what is raised: see load_head.
 
-    max_logit_rows: rows whose logits are computed at once; a pass may have more.
+    max_logit_rows: rows whose logits are computed at once; a pass may have more. draft_ids: [Vd] int64, ascending:
+    the tokens that it chooses from where its own logits are of the whole vocabulary; None: all.
     """
     check_quantization(quantization, spec, backend, directory)
     source = open_head(directory)
-    draft_ids = tensors.draft_token_ids(source, spec)
+    own_ids = tensors.draft_token_ids(source, spec)
+    if own_ids is None and draft_ids is not None and spec.quantization is None:
+        source = RowsSource(source, (tensors.HEAD, tensors.MARKOV_CANDIDATES), draft_ids)
+        spec = replace(spec, draft_vocab_size=len(draft_ids))
+    else:
+        draft_ids = own_ids
     has_mask = _has_mask(source, spec, directory)
     shapes = tensors.block_shapes(spec, has_mask=has_mask)
     packer, shared = head_packer(source, shapes, spec, draft_ids, target, backend, quantization, progress)
@@ -61,6 +71,7 @@ def load_block(
         mask=packer.norm(tensors.MASK).to(target.dtype) if has_mask else None,
         markov=_markov(spec, packer),
         confidence=_confidence(spec, packer),
+        convolutions=_convolutions(spec, packer),
         num_bytes=packer.packed_bytes,
     )
     buffers = Buffers.allocate(
@@ -89,11 +100,50 @@ def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
     return has_mask and (spec.mask_token_id is None or spec.method == DFLASH)
 
 
+class RowsSource:
+    """A WeightSource over another, some of whose matrices have these rows alone."""
+
+    def __init__(self, source: WeightSource, matrices: Sequence[str], rows: Tensor) -> None:
+        self._source = source
+        self._matrices = matrices
+        self._rows = rows
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def get(self, name: str) -> Tensor:
+        weight = self._source.get(name)
+        return weight[self._rows] if name in self._matrices else weight
+
+
 def _markov(spec: BlockSpec, packer: Packer) -> MarkovWeights | None:
     if not spec.markov_rank:
         return None
+    before, candidates = tensors.corrections(spec)
     return MarkovWeights(
-        before=packer.product(tensors.MARKOV_BEFORE), candidates=packer.product(tensors.MARKOV_CANDIDATES)
+        before=packer.product(before),
+        candidates=packer.product(candidates),
+        hidden=packer.layer_product(tensors.SELECTOR_HIDDEN) if spec.selector else None,
+    )
+
+
+def _convolutions(spec: BlockSpec, packer: Packer) -> tuple[LayerConvolutions, ...] | None:
+    if not spec.conv_kernel_size:
+        return None
+
+    def convolution(prefix: str) -> Convolution:
+        return Convolution(
+            base=packer.norm(prefix + tensors.CONV_BASE),
+            dynamic=packer.layer_product(prefix + tensors.CONV_DYNAMIC),
+            group_size=spec.conv_group_size,
+        )
+
+    return tuple(
+        LayerConvolutions(
+            attention=convolution(tensors.layer_prefix(number) + tensors.ATTENTION_CONV),
+            network=convolution(tensors.layer_prefix(number) + tensors.NETWORK_CONV),
+        )
+        for number in range(spec.decoder.num_layers)
     )
 
 

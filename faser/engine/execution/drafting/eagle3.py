@@ -117,6 +117,8 @@ class HeadBuffers:
 class Eagle3Head:
     """Head of one layer as EAGLE-3 has it. rotary: see Decoder; it has the positions of the cache's entries."""
 
+    vocabulary = None
+
     def __init__(
         self,
         spec: HeadSpec,

@@ -30,6 +30,7 @@ from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
+from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
@@ -54,15 +55,24 @@ class HeadDrafter:
     """Drafter that reads the target's hidden states: a head, or a drafter of blocks.
 
     method: what its drafts are called. trained: positions that the head was trained for. It may well draft beyond
-    them; once a slot has had to be rebuilt there, all leave blocks out before they get there.
+    them; once a slot has had to be rebuilt there, all leave blocks out before they get there. vocabulary: the
+    head's, which is told the tokens that the target generates.
     """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
     def __init__(
-        self, loop: "HeadLoop | BlockLoop", states: HiddenStates, cache: HeadCache, method: str, *, trained: int
+        self,
+        loop: "HeadLoop | BlockLoop",
+        states: HiddenStates,
+        cache: HeadCache,
+        method: str,
+        *,
+        trained: int,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._method = method
+        self.vocabulary = vocabulary
         self._trained = trained
         self._most_places: float = math.inf
         self.loop = loop
@@ -81,6 +91,8 @@ class HeadDrafter:
         batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
         self._fill(inputs)
+        if self.vocabulary is not None and inputs:
+            self.vocabulary.drafted([each.slot for each in inputs], batch.token_ids[:, 0].tolist())
         return Proposals(
             table=batch.table(plan, self._method, drafting),
             passes=batch.passes,
@@ -93,6 +105,8 @@ class HeadDrafter:
             line = self._lines[slot]
             line.token_ids.extend(tokens)
             line.num_new = len(tokens)
+        if self.vocabulary is not None:
+            self.vocabulary.commit(slots, counts, token_ids)
         if full := self._states.take_full():
             self._read_ahead(full)
 
@@ -324,6 +338,11 @@ class Head(Protocol):
     @property
     def draft_ids(self) -> Tensor | None:
         """Return the target's id of each row of the logits: [Vd] int64, distinct; None: ids are the target's."""
+        ...
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """How many of the draft_ids it chooses from; None: always all."""
         ...
 
     @property

@@ -25,6 +25,11 @@ BLOCK_HIDDEN_NORM = "hidden_norm.weight"  # of a block drafter
 MARKOV_BEFORE = "markov_head.markov_w1.weight"
 MARKOV_CANDIDATES = "markov_head.markov_w2.weight"
 CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+SELECTOR_BEFORE = "candidate_selector.predecessor_codebook"
+SELECTOR_CANDIDATES = "candidate_selector.successor_codebook"
+SELECTOR_HIDDEN = "candidate_selector.hidden_projection.weight"
+ATTENTION_CONV, NETWORK_CONV = "attention_conv.", "mlp_conv."  # of a layer
+CONV_BASE, CONV_DYNAMIC = "base_kernel", "kernel_projection.weight"
 MASK = "mask_embedding"
 NORM = "norm.weight"
 HEAD = "lm_head.weight"
@@ -76,16 +81,26 @@ def block_shapes(spec: BlockSpec, *, has_mask: bool) -> dict[str, Shape]:
     for number, layer in enumerate(spec.decoder.layers):
         of_layer = layer_shapes(spec.decoder, layer)
         shapes |= {layer_prefix(number) + name: shape for name, shape in of_layer.items()}
+        if taps := spec.conv_kernel_size:
+            for name in (ATTENTION_CONV, NETWORK_CONV):
+                shapes[layer_prefix(number) + name + CONV_BASE] = (2, taps, hidden)
+                rows = 2 * taps * hidden // spec.conv_group_size
+                shapes[layer_prefix(number) + name + CONV_DYNAMIC] = (rows, hidden)
     shapes |= {NORM: (hidden,), HEAD: (spec.draft_vocab_size, hidden)}
     if rank:
-        shapes |= {
-            MARKOV_BEFORE: (spec.decoder.vocab_size, rank),
-            MARKOV_CANDIDATES: (spec.draft_vocab_size, rank),
-        }
+        before, candidates = corrections(spec)
+        shapes |= {before: (spec.decoder.vocab_size, rank), candidates: (spec.draft_vocab_size, rank)}
+    if spec.selector:
+        shapes[SELECTOR_HIDDEN] = (rank, hidden)
     if spec.confidence:
         width = hidden + rank * spec.confidence_reads_markov
         shapes |= {CONFIDENCE: (1, width), CONFIDENCE_BIAS: (1,)}
     return shapes | ({MASK: (hidden,)} if has_mask else {})
+
+
+def corrections(spec: BlockSpec) -> tuple[str, str]:
+    """The tables of the token before and of the candidates."""
+    return (SELECTOR_BEFORE, SELECTOR_CANDIDATES) if spec.selector else (MARKOV_BEFORE, MARKOV_CANDIDATES)
 
 
 def ignorable(name: str) -> bool:

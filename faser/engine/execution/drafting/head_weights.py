@@ -88,7 +88,7 @@ def load_head(
 
 
 def open_head(directory: Path) -> WeightSource:
-    """The tensors of a head's directory, from safetensors files or else from a file of torch.save; or of a GGUF file.
+    """The tensors of a GGUF file, or of a head's directory: from safetensors files, else a file of torch.save.
 
     Raises ModelError that names the missing or damaged file.
     """

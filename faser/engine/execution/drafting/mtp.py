@@ -20,13 +20,17 @@ Sources: DeepSeek-V3, arXiv 2412.19437, section 2.2, which takes the states befo
 qwen3_5_mtp.py and llama.cpp's qwen35.cpp take them behind it, for the target's and for the layer's own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
+from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.eagle3 import HeadBuffers
 from faser.engine.execution.drafting.head_weights import rows_of_target
 from faser.engine.execution.models.decoder import Decoder
@@ -37,7 +41,7 @@ from faser.engine.execution.models.tensors import EMBEDDING, HEAD, Shape, layer_
 from faser.engine.execution.models.weights import ByteProgress, LayerWeights, Packer, check_names
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderStack, DraftRoom, MtpStack, NormedLinear
-from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.low_bit.rows import INT8, FloatRows, LowBitRows, stack_low_bit
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 _FC = f"{MTP_PREFIX}fc.weight"
@@ -49,9 +53,9 @@ _NORM = f"{MTP_PREFIX}norm.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpWeights:
-    """embedding, final_norm and head are the target's, head perhaps only some of its rows.
+    """embedding, final_norm and heads are the target's, heads perhaps only some of its rows.
 
-    num_bytes: of what is not the target's.
+    heads: the product of the logits, for each size of the vocabulary. num_bytes: of what is not the target's.
     """
 
     embedding: PackedLinear
@@ -61,12 +65,15 @@ class MtpWeights:
     fc: PackedLinear
     layer: LayerWeights
     norm: Tensor
-    head: PackedLinear
+    heads: tuple[PackedLinear, ...]
     num_bytes: int
 
 
 class MtpHead:
-    """Head that is the target's own layer. rotary: see Decoder; it has the positions of the cache's entries."""
+    """Head that is the target's own layer. rotary: see Decoder; it has the positions of the cache's entries.
+
+    vocabulary: how many of the draft_ids there are now; None: always all.
+    """
 
     def __init__(
         self,
@@ -76,30 +83,49 @@ class MtpHead:
         draft_ids: Tensor | None,
         rotary: RotaryTables,
         buffers: HeadBuffers,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self.spec = spec
         self.draft_ids = draft_ids
+        self.vocabulary = vocabulary
         self._backend = backend
         self._weights = weights
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
         self._stack = DecoderStack(layers=(decoder_layer(spec.decoder, 0, weights.layer, rotary),), head=None)
-        self.drafting_stack = MtpStack(
+        whole = MtpStack(
             embedding=weights.embedding,
             embedding_norm=weights.embedding_norm,
             feature_norm=weights.hidden_norm,
             eps=self._eps,
             layers=self._stack,
-            logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
+            logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.heads[-1]),
             norm_output=True,
             draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
             final_norm=weights.final_norm,
             fc=weights.fc,
         )
+        if vocabulary is None:
+            self._stacks: tuple[MtpStack, ...] = (whole,)
+        else:
+            assert draft_ids is not None, "sizes are of a part of the vocabulary"
+            ids, self._num_ends = draft_ids.numpy(force=True), len(draft_ids) - vocabulary.sizes[-1]
+            self._stacks = tuple(
+                replace(
+                    whole,
+                    logits=replace(whole.logits, linear=head),
+                    draft_ids=np.concatenate((ids[:size], ids[vocabulary.sizes[-1] :])),
+                )
+                for size, head in zip(vocabulary.sizes, weights.heads, strict=True)
+            )
 
     @property
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
+
+    @property
+    def drafting_stack(self) -> MtpStack:
+        return self._stacks[0 if self.vocabulary is None else self.vocabulary.chosen]
 
     def draft_room(self, rows: int) -> DraftRoom:
         return self._buffers.room(rows)
@@ -121,9 +147,16 @@ class MtpHead:
         return backend.rms_norm(hidden, weights.norm, eps, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """See Head. Minus infinity for those that the vocabulary leaves out, for which it does allocate."""
         room = self._buffers.layers.logits
         assert len(hidden) <= len(room), "more rows than the logits buffer holds"
-        return self._backend.linear(hidden, self._weights.head, room[: len(hidden)])
+        found, head = room[: len(hidden)], self.drafting_stack.logits.linear
+        if self.vocabulary is None or self.vocabulary.size == self.vocabulary.sizes[-1]:
+            return self._backend.linear(hidden, head, found)
+        size, end = self.vocabulary.size, self.vocabulary.sizes[-1]
+        some = self._backend.linear(hidden, head, found.new_empty(len(hidden), size + self._num_ends))
+        found[:, :size], found[:, size:end], found[:, end:] = some[:, :size], -torch.inf, some[:, size:]
+        return found
 
 
 def load_mtp(
@@ -137,13 +170,17 @@ def load_mtp(
     max_logit_rows: int,
     quantization: str | None = None,
     draft_ids: Tensor | None = None,
+    sizes: Sequence[int] = (),
+    start: int = 0,
     progress: ByteProgress = lambda *_: None,
 ) -> MtpHead:
     """Load the layer from the checkpoint of the target.
 
     target: as it was loaded from there, on this backend. quantization: as of load_decoder. max_positions,
     max_rows, max_logit_rows: as of load_head. draft_ids: [Vd] int64, ascending: the tokens of the logits; None:
-    all. progress: called with (bytes done, bytes in all).
+    all. sizes: ascending; the layer drafts one of these numbers of the first draft_ids, and all that come after
+    the largest, as it chooses while it serves, beginning with `start`; empty: always all. progress: called with
+    (bytes done, bytes in all).
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape.
     """
@@ -176,15 +213,34 @@ def load_mtp(
         fc=packer.layer_product(_FC),
         layer=packer.layer(_LAYER, decoder.layers[0], decoder),
         norm=norm(_NORM),
-        head=ends.head if draft_ids is None else packer.pack(_rows_of_head(form, draft_ids, target, backend)),
+        heads=(),
         num_bytes=packer.packed_bytes,
     )
+    layer_bytes = packer.packed_bytes
+    if draft_ids is None:
+        heads: tuple[PackedLinear, ...] = (ends.head,)
+    elif not sizes:
+        heads = (packer.pack(_rows_of_head(form, draft_ids, target, backend)),)
+    else:
+        heads = _heads_of_sizes(form, draft_ids, sizes, target, backend, packer)
+    weights = replace(weights, heads=heads, num_bytes=packer.packed_bytes)
+    vocabulary = None
+    if sizes:
+        assert draft_ids is not None, "sizes are of a part of the vocabulary"
+        row_bytes = (packer.packed_bytes - layer_bytes) / len(draft_ids)
+        vocabulary = DraftVocabulary(
+            sizes,
+            pass_prices=[(layer_bytes + size * row_bytes) / _bytes_read(target) for size in sizes],
+            vocab_size=decoder.vocab_size,
+            ends=draft_ids[sizes[-1] :].tolist(),
+            start=start,
+        )
     draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
     rotary = RotaryTables(decoder, num_positions=max_positions, device=backend.device)
     buffers = HeadBuffers.allocate(
         spec, target.dtype, backend.device, max_rows=max_rows, max_logit_rows=max_logit_rows
     )
-    return MtpHead(spec, backend, weights, draft_ids, rotary, buffers)
+    return MtpHead(spec, backend, weights, draft_ids, rotary, buffers, vocabulary)
 
 
 def mtp_shapes(decoder: DecoderSpec) -> dict[str, Shape]:
@@ -204,3 +260,34 @@ def _rows_of_head(
         return blocks.take(draft_ids.numpy())
     assert target.ends.head is not None, "ranks serve no target with an MTP layer"
     return rows_of_target(target.ends.head, draft_ids, target, backend)
+
+
+def _heads_of_sizes(
+    form: CheckpointForm,
+    draft_ids: Tensor,
+    sizes: Sequence[int],
+    target: Decoder,
+    backend: Backend,
+    packer: Packer,
+) -> tuple[PackedLinear, ...]:
+    """The product of the logits for each size, all in the memory of the largest. Floats are rounded to 8 bits."""
+    drafting = backend.head_drafting
+    assert drafting is not None, f"the {backend.name} backend shares no rows of logits"
+    parts = []
+    for ids in (draft_ids[: sizes[-1]], draft_ids[sizes[-1] :]):
+        rows = _rows_of_head(form, ids, target, backend)
+        parts.append(
+            rows if isinstance(rows, LowBitRows) else LowBitRows(parts=(FloatRows(weight=rows, scheme=INT8),))
+        )
+    whole = packer.pack(stack_low_bit(parts if len(draft_ids) > sizes[-1] else parts[:1]))
+    return (*(drafting.without_middle(whole, size) for size in sizes[:-1]), whole)
+
+
+def _bytes_read(target: Decoder) -> float:
+    """Bytes of weights that a step of one row reads: of a mixture only the experts that the row passes."""
+    idle, hidden = 0, target.spec.hidden_size
+    for layer in target.spec.layers:
+        for network in (layer.feed_forward, layer.experts):
+            if isinstance(network, ExpertsSpec):
+                idle += 3 * hidden * network.size * (network.num_experts - network.top_k)
+    return target.weight_bytes * (1 - idle / target.num_parameters)

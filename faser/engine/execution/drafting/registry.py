@@ -142,7 +142,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
     loop = HeadLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    return HeadDrafter(loop, head.states, cache, method, trained=trained)
+    vocabulary = runner.head.vocabulary
+    return HeadDrafter(loop, head.states, cache, method, trained=trained, vocabulary=vocabulary)
 
 
 def _lookup(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, GraphSizes, StateInputs, StepGraphs
+from faser.engine.execution.runner.graph_sizes import GraphSizes
+from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateInputs, StepGraphs
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
@@ -60,7 +61,7 @@ class GraphRunner(Runner):
             self._state_inputs = StateInputs(capture, self._states.states, sizes.max_sequences)
         self._most_graph_rows = sizes.rows[-1]
         self._device_sampler = token_sampler
-        self._inputs = GraphInputs(capture, sizes.rows[-1])
+        self._inputs = GraphInputs(capture, sizes.most_rows)
         self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
         parts = GraphParts(
             decoder=decoder,

@@ -1,6 +1,6 @@
-"""The CUDA graphs of one runner on one lane, or on the whole device, and the sizes of steps that they are for.
+"""The CUDA graphs of one runner on one lane, or on the whole device.
 
-    backbone       rows -> hidden states          one graph per GraphBatchSize
+    backbone       rows -> hidden states          one graph per GraphBatchSize (graph_sizes.py)
     LM head        hidden states -> logits        one graph per number of rows
     sampler        logits -> tokens               one graph per number of rows and truncation flags
     draft sampler  logits -> tokens and margins   one graph per number of rows and truncation flags
@@ -9,8 +9,7 @@ Every lane has plans and a graph memory pool of its own. The buffers between the
 lanes share them, since a runner uses one lane at a time. A step is padded to the next size.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes, next_size
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
@@ -28,18 +28,10 @@ from faser.kernels.interface.sampling import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _NO_SEQUENCE = np.array((0, 0, 0, 0, 0, 1 << 40))  # of StateStep.numbers: it has no row, and no row is behind it
-_BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
-_WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
-# A padding row costs little while a step mostly reads weights. From about 200 rows on it costs as much as any
-# other, so sizes are an eighth apart there at most. Larger steps hide the launches of eager kernels. For 64
-# sequences with four drafts these are 61 graphs of all layers and 132 of LM head and samplers: about 260 MiB and
-# 4 s, both estimated.
-_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, *range(144, 256, 16), *range(256, 513, 32))
-_MOST_ROWS_EACH = 6  # drafts of one length are mostly short
 _MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
-# Rows of one sequence times its positions, in narrow tiles. Estimated for 8B models: reading them costs 7 ms for
-# every million, and the launches of an eager step up to 6 ms.
-_MOST_IN_NARROW_TILES = 1 << 19
+# Tiles of one sequence times its positions, which each of them reads. Estimated for 8B models: reading them costs
+# 28 ms for every million, and the launches of an eager step up to 6 ms.
+_MOST_READ_BY_TILES = 1 << 17
 _ALL_FLAGS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
     *(
@@ -48,84 +40,6 @@ _ALL_FLAGS = (
         for top_p in (False, True)
     ),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSizes:
-    """The sizes of one set of graphs.
-
-    rows: of the steps, ascending. max_sequences: most sequences of a step. max_blocks_each: most blocks of one
-    sequence. max_rows_each: steps of more than max_sequences rows have sizes of their own where all sequences have
-    as many rows, from 2 to this number; 1: none has.
-    """
-
-    rows: tuple[int, ...]
-    max_sequences: int
-    max_blocks_each: int
-    max_rows_each: int = 1
-
-    @classmethod
-    def default(
-        cls,
-        *,
-        max_rows: int,
-        max_sequences: int,
-        max_drafts: int,
-        max_blocks_each: int,
-        requested: Sequence[int] | None = None,
-        block_size: int = _MOST_ROWS_EACH,
-    ) -> "GraphSizes":
-        """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
-
-        requested: the sizes in rows; None: those of _SIZES that steps can have.
-        """
-        most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
-        rows = requested or (*(each for each in _SIZES if each < most), max_sequences, most)
-        return cls(
-            rows=tuple(sorted(set(rows))),
-            max_sequences=max_sequences,
-            max_blocks_each=max_blocks_each,
-            max_rows_each=min(max_drafts + 1, _MOST_ROWS_EACH, block_size),
-        )
-
-    @property
-    def batch_sizes(self) -> tuple[GraphBatchSize, ...]:
-        """One row per sequence for sizes up to max_sequences; the same number of rows for every sequence beyond;
-        then several rows per sequence from two rows on.
-
-        Where a step may have far more rows than sequences, attention without that promise takes tiles for a
-        sequence that has nearly all of them: 64 sequences of 5 rows fill 20 of 128 packed rows, and 64 would do.
-        """
-        single = [
-            GraphBatchSize(rows=rows, sequences=rows, one_row_each=True)
-            for rows in self.rows
-            if rows <= self.max_sequences
-        ]
-        several = [
-            GraphBatchSize(rows=rows, sequences=min(rows - 1, self.max_sequences), one_row_each=False)
-            for rows in self.rows
-            if rows > 1
-        ]
-        return (*single, *self._uniform(), *several)
-
-    def _uniform(self) -> list[GraphBatchSize]:
-        found = {
-            (min(rows // each, self.max_sequences), each)
-            for rows in self.rows
-            for each in range(2, self.max_rows_each + 1)
-        }
-        return [
-            GraphBatchSize(rows=count * each, sequences=count, one_row_each=False, rows_each=each)
-            for count, each in sorted(found, key=lambda pair: pair[0] * pair[1])
-            if count * each > self.max_sequences
-        ]
-
-    def expected_bytes(self, num_kinds: int) -> int:
-        """Estimated device memory of the graphs, in addition to what eager steps need.
-
-        num_kinds: kinds of attention layers that the model has.
-        """
-        return len(self.batch_sizes) * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
 
 
 class GraphInputs:
@@ -219,12 +133,7 @@ class StepGraphs:
         self._capture = capture
         self._sizes = sizes
         self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
-        self._single = BatchSizeIndex(sizes, one_row_each=True)
-        self._several = BatchSizeIndex(sizes, one_row_each=False)
-        self._uniform_index = {
-            each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
-            for each in range(2, sizes.max_rows_each + 1)
-        }
+        self._step_sizes = StepSizes(sizes)
         self._backbones: dict[GraphBatchSize, BackboneGraph] = {}
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
@@ -245,31 +154,16 @@ class StepGraphs:
         None: the step has more rows than all graphs, more blocks than there is room for, or a long prompt whose
         attention would be slow.
         """
-        layout = batch.layout
-        num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
-        batch_size = self._single.fitting(num_rows, num_sequences) if num_rows == num_sequences else None
-        batch_size = batch_size or self._several.fitting(num_rows, num_sequences)
-        uniform = self._uniform(layout, num_rows, num_sequences)
-        if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
-            batch_size = uniform
+        counts = np.diff(batch.layout.query_start.numpy())
+        batch_size = self._step_sizes.fitting(counts)
         backbone = None if batch_size is None else self._backbones.get(batch_size)
         if (
             backbone is None
-            or _rereads_prompts(backbone.batch_size, layout)
-            or not _has_room(backbone, layout, self._parts.block_size)
+            or _rereads_prompts(backbone.batch_size, counts, batch.layout)
+            or not _has_room(backbone, batch.layout, self._parts.block_size)
         ):
             return None
         return backbone
-
-    def _uniform(self, layout: RowLayout, num_rows: int, num_sequences: int) -> GraphBatchSize | None:
-        """The smallest size for sequences that all have as many rows as these do; None: there is none."""
-        if num_rows <= self._sizes.max_sequences:
-            return None
-        index = self._uniform_index.get(num_rows // num_sequences)
-        if index is None or num_rows % num_sequences:
-            return None
-        counts = np.diff(layout.query_start.numpy())
-        return index.fitting(num_rows, num_sequences) if (counts == counts[0]).all() else None
 
     def run(self, backbone: BackboneGraph, layout: RowLayout) -> None:
         self._capture.update_plan(backbone.plan, layout)
@@ -330,46 +224,21 @@ class StepGraphs:
         return self._capture.capture(work)
 
 
-class BatchSizeIndex:
-    """The batch sizes of one kind, ordered by rows, for look-up."""
-
-    def __init__(self, sizes: GraphSizes, *, one_row_each: bool, rows_each: int | None = None) -> None:
-        self._batch_sizes = [
-            each for each in sizes.batch_sizes if each.one_row_each is one_row_each and each.rows_each == rows_each
-        ]
-        self._rows = tuple(each.rows for each in self._batch_sizes)
-
-    def fitting(self, rows: int, sequences: int) -> GraphBatchSize | None:
-        """The smallest size with room for these rows and sequences."""
-        at = bisect_left(self._rows, rows)
-        while at < len(self._batch_sizes):
-            if self._batch_sizes[at].sequences >= sequences:
-                return self._batch_sizes[at]
-            at += 1
-        return None
-
-
-def next_size(sizes: tuple[int, ...], count: int) -> int | None:
-    """The smallest of these ascending sizes that is at least count."""
-    at = bisect_left(sizes, count)
-    return sizes[at] if at < len(sizes) else None
-
-
 def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
 
 
-def _rereads_prompts(size: GraphBatchSize, layout: RowLayout) -> bool:
+def _rereads_prompts(size: GraphBatchSize, counts: NDArray[np.int32], layout: RowLayout) -> bool:
     """Return whether attention would read a long prompt again for every few rows.
 
-    Tiles of a graph are as wide as the most rows that one sequence may have while all others have one. A sequence
-    with more rows takes several tiles, and each reads all of its positions.
+    counts: rows of each sequence. One with more rows than a tile holds takes several tiles, and each reads all of
+    its positions.
     """
-    if size.rows == size.sequences or size.rows - size.sequences >= _MOST_DRAFT_ROWS:
+    tile = size.tile_rows or size.rows - size.sequences + 1
+    if size.rows == size.sequences or tile >= _MOST_DRAFT_ROWS:
         return False
-    counts = np.diff(layout.query_start.numpy())
-    read: NDArray[np.int32] = counts * layout.seq_len.numpy()
-    return bool((read[counts > _MOST_DRAFT_ROWS] > _MOST_IN_NARROW_TILES).any())
+    read: NDArray[np.int32] = -(-counts // tile) * layout.seq_len.numpy()
+    return bool((read[counts > _MOST_DRAFT_ROWS] > _MOST_READ_BY_TILES).any())
 
 
 def _has_room(backbone: BackboneGraph, layout: RowLayout, block_size: int) -> bool:

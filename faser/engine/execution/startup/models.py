@@ -6,6 +6,7 @@ target's, in turn with it, and reads the hidden states that the target's steps l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from faser.config.engine import EngineConfig
-from faser.config.speculation import DRAFT_VOCAB_SIZE, MTP
+from faser.config.speculation import DRAFT_VOCAB_SIZE, DRAFT_VOCAB_SIZES, MTP
 from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
@@ -36,7 +37,7 @@ from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
@@ -224,7 +225,7 @@ def make_runner(
         kv,
         device_sampler,
         capture,
-        sizes=_graph_sizes(config, model.files),
+        sizes=_graph_sizes(config, model),
         max_logit_rows=most,
         drafts=model.files.role is ModelRole.DRAFT,
         lane_captures={
@@ -240,11 +241,13 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_la
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
-    graph_bytes = _graph_sizes(config, model.files).expected_bytes(num_kinds)
+    graph_bytes = _graph_sizes(config, model).expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
-def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
+def _graph_sizes(config: EngineConfig, model: LoadedModel) -> GraphSizes:
+    files, capture = model.files, model.backend.graph_capture
+    tiles = [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.spec.attentions]
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
     return GraphSizes.default(
         max_rows=config.max_num_batched_tokens,
@@ -254,6 +257,7 @@ def _graph_sizes(config: EngineConfig, files: ModelFiles) -> GraphSizes:
         max_blocks_each=-(-files.max_positions // config.block_size),
         requested=config.cudagraph_capture_sizes,
         block_size=config.block_size,
+        tile_rows=sorted({*chain.from_iterable(tiles)}),
     )
 
 
@@ -295,11 +299,23 @@ def _load_head(
     if isinstance(spec, AssistantSpec):
         head = load_assistant(directory, spec, decoder, backend, quantization=quantization, **room)
     elif isinstance(spec, BlockSpec):
-        head = load_block(directory, spec, decoder, backend, quantization=quantization, **room)
+        draft_ids = _draft_ids(config, files)
+        head = load_block(
+            directory, spec, decoder, backend, quantization=quantization, draft_ids=draft_ids, **room
+        )
     elif config.speculation.pass_method == MTP:
-        draft_ids = _draft_ids(config.speculation.draft_vocab_size, files)
+        chooses = config.speculation.draft_vocab_size is None and files.spec.vocab_size > DRAFT_VOCAB_SIZES[-1]
+        sizes = DRAFT_VOCAB_SIZES if chooses and backend.head_drafting is not None else (DRAFT_VOCAB_SIZE,)
         head = load_mtp(
-            directory, spec, decoder, backend, quantization=config.quantization, draft_ids=draft_ids, **room
+            directory,
+            spec,
+            decoder,
+            backend,
+            quantization=config.quantization,
+            draft_ids=_draft_ids(config, files, sizes[-1]),
+            sizes=sizes if len(sizes) > 1 else (),
+            start=DRAFT_VOCAB_SIZE,
+            **room,
         )
     else:
         head = load_head(directory, decoder, backend, quantization=quantization, **room)
@@ -314,14 +330,14 @@ def _load_head(
     return LoadedHead(files=files, head=head, target=target, states=ring)
 
 
-def _draft_ids(size: int | None, files: HeadFiles) -> Tensor | None:
-    """The first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
+def _draft_ids(config: EngineConfig, files: HeadFiles, most: int = DRAFT_VOCAB_SIZE) -> Tensor | None:
+    """Return the first tokens of the vocabulary and those that end generation, ascending; None: all tokens.
 
-    size: None: DRAFT_VOCAB_SIZE of a vocabulary of more than twice as many.
+    most: so many of a vocabulary that is larger than the largest of DRAFT_VOCAB_SIZES, where no size is given.
     """
-    vocab_size = files.spec.vocab_size
+    size, vocab_size = config.speculation.draft_vocab_size, files.spec.vocab_size
     if size is None:
-        size = DRAFT_VOCAB_SIZE if vocab_size > 2 * DRAFT_VOCAB_SIZE else vocab_size
+        size = most if vocab_size > DRAFT_VOCAB_SIZES[-1] else vocab_size
     if size >= vocab_size:
         return None
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))

@@ -19,6 +19,7 @@ num_kv_chunks) and held against its planner in tests/kernels/cuda/flashinfer/tes
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     PLAN_BYTES,
     AttentionKind,
     AttentionWrappers,
+    PlanGrid,
     plan_attention,
+    tile_rows,
 )
 from faser.kernels.cuda.flashinfer.paged_layout import (
     NO_SLOT,
@@ -43,7 +46,7 @@ from faser.kernels.cuda.flashinfer.paged_layout import (
 )
 from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
-from faser.kernels.interface.shapes import DeviceLane, RowLayout
+from faser.kernels.interface.shapes import AttentionShape, DeviceLane, RowLayout
 
 _PINNED = 2  # position of the pinned buffer among the planner's arguments
 _NO_LIMIT = 1 << 30
@@ -115,13 +118,17 @@ class FixedAttention:
         block_size: int,
         no_pages: Tensor,
         *,
+        left_out: Callable[[NDArray[np.int32]], int],
         rows_each: int | None = None,
     ) -> None:
         """Plan for the layout in host, as FlashInfer does, which fixes the most rows.
 
-        rows_each: of every sequence in every layout; None: any number.
+        left_out: blocks that a plan leaves out, by the rows of every sequence. rows_each: of every sequence in
+        every layout; None: any number.
         """
+        wrapper.left_out_blocks = left_out(np.diff(host.query_indptr.numpy()))
         plan_attention(wrapper, kind, host, block_size, no_pages, rows_each=rows_each)
+        self._left_out = left_out
         self.wrapper = wrapper
         self.num_plans = 1
         self._kind = kind
@@ -140,6 +147,7 @@ class FixedAttention:
         if same_rows and self._pieces == self._extent.num_pieces(arrays.seq_len):
             return
         self._copied.synchronize()
+        self._planner.left_out_blocks = self._left_out(np.diff(arrays.query_starts))
         self._planner.plan(*arrays.arguments)
         self.num_plans += 1
         self._note(arrays)
@@ -193,9 +201,10 @@ class FixedPlan:
         self.one_row_each = size.one_row_each
         self._rows_each = size.rows_each
         self._wrappers = wrappers
+        sequences = num_planned(size)
         # Every padding sequence has a block, and the blank layout has blocks for its rows.
-        pages = max(max_blocks, size.rows // block_size) + size.sequences
-        sizes = LayoutSizes(rows=size.rows, sequences=size.sequences, pages=pages)
+        pages = max(max_blocks, size.rows // block_size) + sequences
+        sizes = LayoutSizes(rows=size.rows, sequences=sequences, pages=pages)
         self._staging = DoubleBuffer(accelerator, sizes.numbers, torch.int32)
         self.device = layout_within(self._staging.device, sizes)
         self._hosts = tuple(layout_within(each, sizes) for each in self._staging.hosts)
@@ -209,7 +218,7 @@ class FixedPlan:
         # Marked after the first plans, which copy from the host arrays.
         self._copied = accelerator.event()
         self._host = self._hosts[0]
-        self._write(_blank(size, block_size))
+        self._write(_blank(size.rows, sequences, block_size))
         self._host.slots.fill_(NO_SLOT)
         self._staging.send()
         self._is_blank = True
@@ -234,6 +243,8 @@ class FixedPlan:
         planned = self._planned.get(kind)
         if planned is None:
             assert self._is_blank, "a kind of attention that the captured layers do not have"
+            sizes = self.device.sizes
+            grid = PlanGrid.of(kind, sizes.rows, sizes.sequences, self._rows_each)
             planned = self._planned[kind] = FixedAttention(
                 self._accelerator,
                 self._wrappers.fixed(kind, self.device, rows_each=self._rows_each),
@@ -241,6 +252,7 @@ class FixedPlan:
                 self._host,
                 self.block_size,
                 self._no_pages,
+                left_out=partial(self._wrappers.left_out_blocks, kind, grid),
                 rows_each=self._rows_each,
             )
             self._copied.record()
@@ -253,19 +265,24 @@ class FixedPlan:
         return self._writers[at].fill(layout)
 
 
-def _blank(size: GraphBatchSize, block_size: int) -> RowLayout:
-    """All rows of a size, spread over its sequences from position 0 on, all in block 0."""
-    counts = np.full(size.sequences, size.rows // size.sequences, dtype=np.int32)
-    counts[: size.rows % size.sequences] += 1
-    starts = np.zeros(size.sequences + 1, dtype=np.int32)
+def num_planned(size: GraphBatchSize) -> int:
+    """Return how many sequences a size's plans have: tiles hold the rows that one may have if all others have one."""
+    return size.sequences if size.tile_rows is None else max(size.sequences, size.rows - size.tile_rows + 1)
+
+
+def _blank(rows: int, sequences: int, block_size: int) -> RowLayout:
+    """All rows of a plan, spread over its sequences from position 0 on, all in block 0."""
+    counts = np.full(sequences, rows // sequences, dtype=np.int32)
+    counts[: rows % sequences] += 1
+    starts = np.zeros(sequences + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
-    positions = np.arange(size.rows, dtype=np.int32) - np.repeat(starts[:-1], counts)
+    positions = np.arange(rows, dtype=np.int32) - np.repeat(starts[:-1], counts)
     blocks = -(-int(counts.max()) // block_size)
     return RowLayout(
         query_start=torch.from_numpy(starts),
         seq_len=torch.from_numpy(counts),
         positions=torch.from_numpy(positions),
-        block_table=torch.zeros((size.sequences, blocks), dtype=torch.int32),
+        block_table=torch.zeros((sequences, blocks), dtype=torch.int32),
     )
 
 
@@ -280,6 +297,10 @@ class FlashInferGraphCapture:
         self._recorder = accelerator.graph_recorder(lane)
         self._readbacks = ReadbackPool(accelerator)
         self._plans: list[FixedPlan] = []
+
+    def tile_rows(self, shape: AttentionShape) -> tuple[int, ...]:
+        """See GraphCapture."""
+        return tile_rows(shape)
 
     def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
         plan = FixedPlan(size, block_size, max_blocks, accelerator=self._accelerator, wrappers=self._wrappers)

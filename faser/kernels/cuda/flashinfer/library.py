@@ -91,12 +91,12 @@ def planner_of(wrapper: Any) -> "PlannerModule":
 class PlannerModule:
     """A compiled module with another `plan`.
 
-    arguments, found: of the last call. The arguments are FlashInfer's.
+    left_out_blocks: of the next call. arguments, found: of the last one. The arguments are FlashInfer's.
     """
 
     def __init__(self, module: Any, left_out_blocks: int) -> None:
         self._module = module
-        self._left_out_blocks = left_out_blocks
+        self.left_out_blocks = left_out_blocks
         self.arguments: tuple[Any, ...] = ()
         self.found: Any = None
 
@@ -105,7 +105,7 @@ class PlannerModule:
 
     def plan(self, *arguments: Any) -> Any:
         self.arguments = arguments
-        if self._left_out_blocks:
+        if self.left_out_blocks:
             arguments = self._leaving_out(arguments)
         self.found = self._module.plan(*arguments)
         return self.found
@@ -115,7 +115,7 @@ class PlannerModule:
         found = arguments[_DISABLES_SPLIT : _COLOCATED + 1]
         assert [type(each) for each in found] == [bool, int], f"FlashInfer plans with {found}"
         assert found[1] == 0, f"FlashInfer leaves out {found[1]} blocks by itself"
-        return (*arguments[:_COLOCATED], self._left_out_blocks, *arguments[_COLOCATED + 1 :])
+        return (*arguments[:_COLOCATED], self.left_out_blocks, *arguments[_COLOCATED + 1 :])
 
 
 def _import() -> Any:

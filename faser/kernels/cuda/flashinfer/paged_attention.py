@@ -17,7 +17,9 @@ anything captured changes from plan to plan.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
@@ -129,12 +131,14 @@ class AttentionWrappers:
         wrapper = self._new(kind, workspace, options)
         plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=self._accelerator.device)
         wrapper.reset_workspace_buffer(workspace, plans)
-        if kind.uses_tensor_cores:
-            pieces = most_pieces(kind, processors, sizes.sequences)
-            wrapper.left_out_blocks = (
-                BLOCKS_PER_PROCESSOR * self._all_processors - pieces * kind.shape.num_kv_heads
-            )
         return wrapper
+
+    def left_out_blocks(self, kind: AttentionKind, grid: "PlanGrid", counts: NDArray[np.int32]) -> int:
+        """How many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""
+        if not kind.uses_tensor_cores:
+            return 0
+        pieces = grid.most_pieces(kind, self._num_processors, grid.tiles_of(kind, counts))
+        return BLOCKS_PER_PROCESSOR * self._all_processors - pieces * kind.shape.num_kv_heads
 
     def _new(self, kind: AttentionKind, workspace: Tensor, options: dict[str, Any]) -> PagedAttention:
         """Names fa2, because FlashInfer's own choice may be a kernel that was not compiled."""
@@ -218,24 +222,55 @@ def split_bytes(
     if not rows:
         tile = _tile(_MANY_ROWS, kind.shape.head_dim)
         return _partial_bytes(kind, -(-_blocks_at_once(kind, num_processors) * tile // kind.group))
-    tile = _tile((rows_each or rows - sequences + 1) * kind.group, kind.shape.head_dim)
-    if rows_each is None:
-        tiles = -(-rows * kind.group // tile) + sequences - 1
-    else:
-        tiles = sequences * -(-rows_each * kind.group // tile)
-    blocks = max(most_pieces(kind, num_processors, sequences), tiles)
-    return _partial_bytes(kind, -(-blocks * tile // kind.group))
+    grid = PlanGrid.of(kind, rows, sequences, rows_each)
+    blocks = max(grid.blocks, grid.most_pieces(kind, num_processors, grid.tiles or grid.blocks))
+    return _partial_bytes(kind, -(-blocks * grid.tile // kind.group))
 
 
-def most_pieces(kind: AttentionKind, num_processors: int, sequences: int) -> int:
-    """Most blocks per KV head that a fixed plan cuts the sequences into.
+@dataclass(frozen=True, slots=True)
+class PlanGrid:
+    """The blocks of a captured prefill kernel, per KV head, as FlashInfer's planner counts them.
 
-    FlashInfer's planner cuts them into no more than run at the same time, so of many sequences it cuts none, and
-    the step waits for one block that reads all of the longest. Here half as many are left for longer sequences,
-    which is too few to cut sequences of one length that FlashInfer leaves whole.
+    tile: packed query rows of a block. blocks: tiles that a plan may have. tiles: of every plan; None: they vary.
     """
-    at_once = _blocks_at_once(kind, num_processors)
-    return max(at_once, sequences + at_once // 2)
+
+    tile: int
+    blocks: int
+    tiles: int | None
+
+    @classmethod
+    def of(cls, kind: AttentionKind, rows: int, sequences: int, rows_each: int | None) -> "PlanGrid":
+        """rows_each: see plan_attention."""
+        tile = _tile((rows_each or rows - sequences + 1) * kind.group, kind.shape.head_dim)
+        each = 1 if kind.one_row_each else rows_each
+        tiles = None if each is None else sequences * -(-each * kind.group // tile)
+        most = -(-rows * kind.group // tile) + sequences - 1
+        return cls(tile, most if rows_each is None or tiles is None else tiles, tiles)
+
+    def tiles_of(self, kind: AttentionKind, counts: NDArray[np.int32]) -> int:
+        """counts: rows of every sequence. Padding sequences without rows have no tile."""
+        return int((-(-counts * kind.group // self.tile)).sum())
+
+    def most_pieces(self, kind: AttentionKind, num_processors: int, tiles: int) -> int:
+        """Most blocks that a plan of so many tiles may have.
+
+        FlashInfer's planner cuts sequences into no more pieces than run at the same time, so of many sequences it
+        cuts none, and the step waits for one block that reads all of the longest. Here half as many are left for
+        longer sequences, which is too few to cut sequences of one length that FlashInfer leaves whole. Where the
+        number of tiles varies, the captured grid is the limit, which has to fit every plan.
+        """
+        at_once = _blocks_at_once(kind, num_processors)
+        most = tiles + at_once // 2
+        return max(at_once, most if self.tiles is not None else min(most, self.blocks))
+
+
+def tile_rows(shape: AttentionShape) -> tuple[int, ...]:
+    """Most rows of a sequence that one tile of each width holds, ascending; at least 2, and without the widest."""
+    group = shape.num_heads // shape.num_kv_heads
+    widest = _tile(_MANY_ROWS, shape.head_dim)
+    packed = [most for most in (16, 32, 64) if _tile(most, shape.head_dim) < _tile(most + 1, shape.head_dim)]
+    assert _tile(packed[-1] + 1, shape.head_dim) == widest, shape
+    return tuple(most // group for most in packed if most // group > 1)
 
 
 def _blocks_at_once(kind: AttentionKind, num_processors: int) -> int:

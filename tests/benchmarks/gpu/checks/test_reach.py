@@ -16,7 +16,7 @@ from benchmarks.gpu.checks.tokens import edited, verification
 from benchmarks.gpu.plan import ON_DEVICE, Plan
 from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
 from faser.types import ModelInfo

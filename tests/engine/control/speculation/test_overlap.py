@@ -99,13 +99,24 @@ def test_steps_with_prompts_keep_the_way_and_are_no_example_of_it() -> None:
         assert found.launched(COUNT, PLAIN_S) is None
 
 
-@pytest.mark.parametrize(("pass_s", "length"), [(0.002, 2), (0.001, 4), (0.0001, 4), (0.02, 1)])
+@pytest.mark.parametrize(("pass_s", "length"), [(0.002, 2), (0.001, 4), (0.0001, 4), (0.02, 2)])
 def test_a_draft_is_as_long_as_a_step_leaves_time_for(pass_s: float, length: int) -> None:
     found = control("on", pass_s=pass_s)
     found.choose(candidates(constant(0.8, COUNT, CAP)), None)
     slots = np.arange(COUNT)
     assert found.lengths(slots, np.full(COUNT, CAP)).tolist() == [length] * COUNT
-    found.choose(candidates(constant(0.8, COUNT, CAP), limit=ints(*[0] * COUNT)), None)
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_no_draft_is_made_during_a_step_that_leaves_no_chunk_to_verify(limit: int) -> None:
+    """The first token of a draft says whether it stands, and only those after it are verified."""
+    found, slots = control("on"), np.arange(COUNT)
+    state = constant(0.8, COUNT, CAP)
+    found.choose(candidates(state), None)
+    assert not found.lengths(slots, np.full(COUNT, limit)).any()
+    found.choose(candidates(state, limit=ints(*[limit] * COUNT)), None)
+    assert not found.is_on
+    found.choose(candidates(state), ints(*[limit] * COUNT))
     assert not found.is_on
 
 

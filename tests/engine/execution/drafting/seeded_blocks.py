@@ -2,10 +2,11 @@
 
 A drafter is described by BlockShape; write_block writes it as one of four layouts:
 
-    dflash        config.json of DFlashDraftModel, neither embedding nor head among the tensors
-    dspark        config.json of Qwen3DSparkModel, which has both
+    dflash        config.json of DFlashDraftModel, or with a selector DFlash2DraftModel; neither embedding nor head
+                  among the tensors
+    dspark        config.json of Qwen3DSparkModel, or with gemma Gemma4DSparkModel, which have both
     speculators   speculators_model_type dspark or dflash, a head over a part of the vocabulary and its d2t
-    gguf          a file as llama.cpp's conversion/qwen.py writes it; with a head and its d2t where draft_vocab says so
+    gguf          a file as llama.cpp's conversion/qwen.py writes it; where draft_vocab says so, a head and its d2t
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class BlockShape:
     """The numbers of a drafter. state_layers: as FASER counts them, inputs of layers.
 
     draft_vocab: None: all tokens. window: of the layers that windowed names. causal: what the config says; None:
-    it does not say.
+    it does not say. selector_rank: 0: there is neither a selector nor convolutions.
     """
 
     vocab_size: int
@@ -45,9 +46,18 @@ class BlockShape:
     causal: bool | None = None
     from_anchor: bool = True
     mask_token_id: int | None = 5
+    selector_rank: int = 0
+    top_k: int = 16
+    taps: int = 2
+    group: int = 16
+    embedding_scale: float | None = None
+    multiplier: float | None = None
+    cap: float | None = None
+    gemma: bool = False
+    k_eq_v: bool = False
 
     def layers(self) -> dict[str, Any]:
-        """The fields of the layers, as Qwen3's config.json has them."""
+        """The fields of the layers, as Qwen3's config.json has them, or that of Gemma 4."""
         found: dict[str, Any] = {
             "model_type": "qwen3",
             "vocab_size": self.vocab_size,
@@ -62,6 +72,23 @@ class BlockShape:
             "rms_norm_eps": 1e-6,
             "rope_theta": 10_000.0,
         }
+        if self.gemma:
+            found |= {
+                "model_type": "gemma4_unified_text",
+                "hidden_activation": "gelu_pytorch_tanh",
+                "layer_types": ["full_attention"] * self.num_layers,
+                "global_head_dim": self.head_dim,
+                "num_global_key_value_heads": self.num_kv_heads,
+                "attention_k_eq_v": self.k_eq_v,
+                "rope_parameters": {
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "partial_rotary_factor": 0.25,
+                        "rope_theta": 1_000_000.0,
+                    }
+                },
+            }
+            del found["rope_theta"], found["hidden_act"]
         if self.window is not None:
             kinds = ["sliding_attention" if each else "full_attention" for each in self.windowed]
             found |= {"layer_types": kinds, "sliding_window": self.window}
@@ -91,6 +118,20 @@ class BlockShape:
                 f"{prefix}mlp.up_proj.weight": (self.size, hidden),
                 f"{prefix}mlp.down_proj.weight": (hidden, self.size),
             }
+            if self.gemma:
+                shapes |= {f"{prefix}{each}_feedforward_layernorm.weight": (hidden,) for each in ("pre", "post")}
+                shapes[f"{prefix}layer_scalar"] = (1,)
+            if self.k_eq_v:
+                del shapes[f"{prefix}self_attn.v_proj.weight"]
+            if self.selector_rank:
+                for each in ("attention_conv", "mlp_conv"):
+                    shapes[f"{prefix}{each}.base_kernel"] = (2, self.taps, hidden)
+                    rows = 2 * self.taps * hidden // self.group
+                    shapes[f"{prefix}{each}.kernel_projection.weight"] = (rows, hidden)
+        if self.selector_rank:
+            for each in ("predecessor", "successor"):
+                shapes[f"candidate_selector.{each}_codebook"] = (self.vocab_size, self.selector_rank)
+            shapes["candidate_selector.hidden_projection.weight"] = (self.selector_rank, hidden)
         if self.markov_rank:
             shapes["markov_head.markov_w1.weight"] = (self.vocab_size, self.markov_rank)
             shapes["markov_head.markov_w2.weight"] = (self.draft_vocab or self.vocab_size, self.markov_rank)
@@ -120,8 +161,8 @@ def write_block(
     """Write a seeded drafter. Returns its tensors, of whatever layout, with embedding and head where it has them.
 
     layout: dflash, dspark, speculators or gguf, whose file is block_path. target: tensors of the target, which
-    dspark has copies of. quantization: of matrices, to whose values those of all layouts are rounded. config: further
-    fields, in place of those that follow from the shape.
+    dspark has copies of. quantization: of matrices, to whose values those of all layouts are rounded. config:
+    further fields, in place of those that follow from the shape.
     """
     weights = {
         name: _rounded(each, quantization) for name, each in random_weights(shape.tensors(), seed=seed).items()
@@ -162,8 +203,28 @@ def write_block(
     else:
         fields |= shape.layers() | {"target_layer_ids": [each - 1 for each in shape.state_layers]}
         fields["architectures"] = ["Qwen3DSparkModel" if layout == "dspark" else "DFlashDraftModel"]
+        if shape.gemma:
+            fields["architectures"] = ["Gemma4DSparkModel"]
+        if shape.selector_rank:
+            fields["architectures"] = ["DFlash2DraftModel"]
+            fields |= {
+                "conv_kernel_size": shape.taps,
+                "conv_group_size": shape.group,
+                "selector_rank": shape.selector_rank,
+                "selector_top_k": shape.top_k,
+            }
+        for name, value in (
+            ("input_embedding_scale", shape.embedding_scale),
+            ("output_multiplier", shape.multiplier),
+            ("final_logit_softcapping", shape.cap),
+        ):
+            fields |= {name: value} if value is not None else {}
         if layout == "dflash":
-            inner = ("mask_token_id", "target_layer_ids", "block_size")
+            inner = (
+                *("mask_token_id", "target_layer_ids", "block_size", "conv_kernel_size", "conv_group_size"),
+                *("selector_rank", "selector_top_k", "input_embedding_scale", "output_multiplier"),
+                "final_logit_softcapping",
+            )
             fields["dflash_config"] = {name: fields.pop(name) for name in inner if name in fields}
         elif target is not None:
             embedding = target["model.embed_tokens.weight"]
@@ -196,6 +257,9 @@ _OUTER = {
     "markov_head.markov_w2.weight": "markov_w2.weight",
     "confidence_head.proj.weight": "conf_proj.weight",
     "confidence_head.proj.bias": "conf_proj.bias",
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+    "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
 }
 _INNER = {
     "input_layernorm": "attn_norm",
@@ -209,7 +273,10 @@ _INNER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "attention_conv.kernel_projection": "attn_conv_proj",
+    "mlp_conv.kernel_projection": "ffn_conv_proj",
 }
+_BARE = {"attention_conv.base_kernel": "attn_conv_base", "mlp_conv.base_kernel": "ffn_conv_base"}
 
 
 def write_block_gguf(
@@ -241,6 +308,15 @@ def write_block_gguf(
         "tokenizer.ggml.mask_token_id": shape.mask_token_id,
         "tokenizer.ggml.eos_token_id": 0,
     }
+    if shape.selector_rank:
+        found |= {"dflash.conv_kernel_size": shape.taps, "dflash.conv_group_size": shape.group}
+        found |= {"dflash.selector_rank": shape.selector_rank, "dflash.selector_top_k": shape.top_k}
+    for name, value in (
+        ("embedding_scale", shape.embedding_scale),
+        ("logit_scale", shape.multiplier),
+        ("final_logit_softcapping", shape.cap),
+    ):
+        found |= {f"dflash.{name}": value} if value is not None else {}
     if shape.causal is not None:
         found["dflash.attention.causal"] = shape.causal
     if shape.window is not None:
@@ -267,7 +343,7 @@ def write_block_gguf(
         if stored is None:
             _, number, inner = name.split(".", 2)
             middle, _, ending = inner.rpartition(".")
-            stored = f"blk.{number}.{_INNER[middle]}.{ending}"
+            stored = f"blk.{number}." + (_BARE.get(inner) or f"{_INNER[middle]}.{ending}")
         values = values.squeeze() if values.size > 1 else values  # as the converter does
         kept = quantization if values.ndim == 2 else GGMLQuantizationType.F32
         writer.add_tensor(stored, quants.quantize(values, kept), raw_dtype=kept)

@@ -7,7 +7,11 @@ Planted bugs that these tests have caught: anchor-first slots read as fill-in, a
 rows at other places; a block that is causal where it should not be, and the reverse; windows that begin at the end
 of the block, or are ignored; norms plus one; the layers' input norm on context rows; the correction given the
 anchor instead of the token before, or indexed by the drafter's own ids; confidences without the token before; the
-mask's embedding at the anchor; context rows of refused drafts kept; a block longer than trained.
+mask's embedding at the anchor; context rows of refused drafts kept; a block longer than trained; of GGUF files,
+d2t taken for offsets, and norms minus one. Of DFlash 2: convolutions across the borders of blocks; the kernel of
+side 1 from the output of the attention; sides or taps in the wrong order; convolved context rows; the selector's
+first token before taken for the mask; its projection left out; a cap before the multiplier. Of Gemma 4: values
+that are not normalised.
 """
 
 from collections.abc import Sequence
@@ -37,16 +41,18 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.torch_backend import TorchBackend
 from faser.types import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.draft_lines import lines_of
-from tests.engine.execution.drafting.block_reference import BlockReference
+from tests.engine.execution.drafting.block_reference import BlockReference, GemmaReference
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, block_path, draft_ids, write_block
 
 VOCAB, NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 211, 4, 16, 96, 24
 STATE_LAYERS = (1, 2, 4)
 PLAIN = BlockShape(vocab_size=VOCAB, state_layers=STATE_LAYERS)
 BARE = replace(PLAIN, markov_rank=0, confidence=False)  # DFlash
+SECOND = replace(BARE, from_anchor=False, block_size=7, selector_rank=12)  # DFlash 2
 
 SHAPES = {
     "dspark": ("dspark", PLAIN),
@@ -66,6 +72,19 @@ SHAPES = {
     "few tokens, dflash": ("speculators", replace(BARE, draft_vocab=100, from_anchor=False)),
     "fill in, corrected": ("speculators", replace(PLAIN, from_anchor=False, block_size=7)),
     "own mask": ("speculators", replace(PLAIN, draft_vocab=100, mask_token_id=None)),
+    "dflash 2": ("dflash", SECOND),
+    "dflash 2, scaled and capped": (
+        "dflash",
+        replace(SECOND, embedding_scale=3.0, multiplier=0.4, cap=2.0, top_k=4, num_layers=3),
+    ),
+    "dflash 2, three taps, windows": (
+        "dflash",
+        replace(SECOND, taps=3, group=8, window=9, windowed=(True, True), causal=False),
+    ),
+    "dflash 2, causal": ("dflash", replace(SECOND, causal=True)),
+    "gemma 4": ("dspark", replace(PLAIN, gemma=True, block_size=7)),
+    "gemma 4, keys for values": ("dspark", replace(PLAIN, gemma=True, k_eq_v=True, cap=2.0, num_kv_heads=1)),
+    "gguf, dflash 2": ("gguf", replace(SECOND, embedding_scale=3.0, multiplier=0.4, cap=2.0)),
     "gguf, dspark": ("gguf", replace(PLAIN, block_size=7)),
     "gguf, dflash": ("gguf", replace(BARE, from_anchor=False, block_size=7)),
     "gguf, few tokens": ("gguf", replace(PLAIN, draft_vocab=100)),
@@ -104,6 +123,7 @@ class Driven:
         *,
         sampler: DraftSampler | None = None,
         max_rows: int = MAX_ROWS,
+        rows: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         **config: Any,
     ) -> None:
@@ -118,8 +138,9 @@ class Driven:
         assert method is not None
         self.spec = read_block_spec(folder, decoder.spec, method)
         model = load_block(
-            folder, self.spec, decoder, backend, max_positions=MAX_PLACES, max_rows=max_rows, max_logit_rows=3
-        )
+            folder, self.spec, decoder, backend, max_positions=MAX_PLACES, max_rows=max_rows, max_logit_rows=3,
+            draft_ids=rows,
+        )  # fmt: skip
         spec = self.spec.decoder
         kv = KvShape(heads=spec.kv_heads, num_blocks=NUM_SLOTS * 6, block_size=BLOCK_SIZE, dtype=dtype)
         self.runner = BlockRunner(model, backend, kv, states=decoder.states, vocab_size=VOCAB)
@@ -143,10 +164,15 @@ class Driven:
         if "lm_head.weight" not in own:
             doubles["lm_head.weight"] = weights["lm_head.weight"].double().numpy()
         ids = draft_ids(shape).numpy() if "d2t" in own else np.arange(VOCAB)
+        if rows is not None:
+            ids = rows.numpy()
+            of_rows = ("lm_head.weight", "markov_head.markov_w2.weight")
+            doubles |= {name: doubles[name][ids] for name in of_rows if name in doubles}
         causal = [shape.window is not None and each for each in shape.windowed or [False] * shape.num_layers]
         if shape.causal is not None:
             causal = [shape.causal] * shape.num_layers
-        self.reference = BlockReference(shape=shape, weights=doubles, ids=ids, causal=causal)
+        kind = GemmaReference if shape.gemma else BlockReference
+        self.reference = kind(shape=shape, weights=doubles, ids=ids, causal=causal)
         self._generator = torch.Generator().manual_seed(2)
 
     def start(
@@ -244,13 +270,25 @@ def test_whole_drafts_are_those_of_the_formulas(
     driven.check({0: most, 2: 1})  # asked for again: nothing has come since
 
 
+@pytest.mark.parametrize("name", ["dspark", "windows", "causal", "dflash 2", "dflash 2, three taps, windows"])
+def test_both_forms_of_the_oracle_agree(name: str, target: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+    """Of one block, row by row; and of several blocks at once, under a mask."""
+    reference = Driven(tmp_path, target, TorchBackend(), *SHAPES[name]).reference
+    width, tokens = reference.shape.hidden_size * len(STATE_LAYERS), prompt(20)
+    states, anchors = np.random.default_rng(4).standard_normal((20, width)), (3, 9, 10, 17)
+    together = reference.hidden_of_blocks(states, tokens, anchors, 5)
+    for anchor, found in zip(anchors, together, strict=True):
+        assert found == pytest.approx(reference.hidden(states[:anchor], tokens[anchor], 5), abs=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_gguf_file_drafts_what_the_same_weights_in_safetensors_draft(
     kind: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     """With the values that the file has, dequantised.
 
-    The native backend multiplies blocks as they are stored, by activations of 8 bits: a near tie may fall otherwise.
+    The native backend multiplies blocks as they are stored, by activations of 8 bits: a near tie may fall
+    otherwise.
     """
     shape, kept = replace(PLAIN, markov_rank=32, block_size=7), GGMLQuantizationType[kind]
     both = []
@@ -268,6 +306,19 @@ def test_a_gguf_file_drafts_what_the_same_weights_in_safetensors_draft(
     assert np.mean(same) >= 0.9 if in_blocks else all(same)
     packed, floats = (each.runner.head.weight_bytes for each in both)
     assert packed < 0.5 * floats if in_blocks else packed == floats
+
+
+@pytest.mark.parametrize("name", ["dspark", "dflash"])
+def test_a_drafter_may_choose_from_some_rows_of_a_whole_vocabulary(
+    name: str, backend: Backend, target: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Whether the checkpoint has the target's head or none."""
+    layout, shape = SHAPES[name]
+    rows = torch.arange(3, VOCAB, 2)
+    driven = Driven(tmp_path, target, backend, layout, shape, rows=rows)
+    driven.start(0, prompt(19))
+    drafts = driven.check({0: driven.spec.most_tokens})
+    assert {*drafts[0]} <= {*rows.tolist()}
 
 
 def test_a_draft_is_no_longer_than_the_drafter_was_trained_for(

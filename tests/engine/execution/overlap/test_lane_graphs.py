@@ -33,7 +33,7 @@ from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_runner import LANES_STAGE, STAGE, GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier

@@ -15,7 +15,7 @@ import pytest
 
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
 from faser.engine.execution.overlap.streams import GpuPartition, green_contexts
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.kernels.cuda.device import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.shapes import DeviceLane

@@ -15,7 +15,7 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.engine import Engine
 from faser.engine.execution.model_executor import ModelExecutor
 from faser.engine.execution.runner.batch import BlockTable
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.types import Request, SamplingParams

@@ -22,7 +22,7 @@ from faser.engine.execution.models.layers import delta_shape
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
-from faser.engine.execution.runner.graphs import GraphSizes
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
@@ -309,16 +309,16 @@ def test_more_single_rows_than_sizes_for_them_take_one_for_several_rows(
 
 
 def test_a_long_prompt_is_not_computed_in_the_narrow_tiles_of_a_graph(checkpoint: Path) -> None:
-    """Of a graph for 36 rows of four sequences. Verification has it at any length, and so have short prompts."""
+    """Of tiles for four rows: 34 rows take nine. Verification has them at any length, as have short prompts."""
     accelerator, replays, page = FakeAccelerator(), [0], 1024
     side = Side(checkpoint, fake_backend(accelerator), max_model_len=16 * page)
     side.kv = replace(side.kv, block_size=page)
-    runner = side.graph_runner(GraphSizes(rows=(36,), max_sequences=4, max_blocks_each=16))
+    runner = side.graph_runner(GraphSizes(rows=(36,), max_sequences=4, max_blocks_each=16, tile_rows=(4,)))
     accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
     table = BlockTable(2, 16)
     table.append(0, tuple(range(16)))
     table.append(1, (16,))
-    for start, rows, wanted in ((16000, 34, 0), (15000, 34, 1), (16000, 33, 2), (100, 35, 3)):
+    for start, rows, wanted in ((15000, 34, 0), (14000, 34, 1), (16000, 33, 2), (100, 35, 3)):
         runner.forward(rows_of(table, [0, 1], [start, 0], [rows, 1], seed=1))
         assert replays == [wanted], (start, rows)
 

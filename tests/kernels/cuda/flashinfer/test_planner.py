@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from faser.kernels.cuda.flashinfer.graph_capture import plan_extent
+from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes
+from faser.kernels.cuda.flashinfer.graph_capture import num_planned, plan_extent
 from faser.kernels.cuda.flashinfer.library import BLOCKS_PER_PROCESSOR
-from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, most_pieces, split_bytes
+from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, PlanGrid, split_bytes, tile_rows
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
 from tests.kernels.cuda.flashinfer.planner import MODULES, PAGE_SIZE, Layout, Plan, Planner, missing
@@ -41,10 +42,12 @@ def idle_blocks(num_processors: int) -> int:
     return BLOCKS_PER_PROCESSOR * (ALL - num_processors)
 
 
-def left_out_blocks(kind: AttentionKind, num_processors: int, sequences: int) -> int:
+def left_out_blocks(layout: Layout, num_processors: int, *, one_row_each: bool = False) -> int:
     """Of a wrapper for graphs."""
-    pieces = most_pieces(kind, num_processors, sequences)
-    return BLOCKS_PER_PROCESSOR * ALL - pieces * kind.shape.num_kv_heads
+    kind, rows = kind_of(layout, one_row_each=one_row_each), layout.most_rows or sum(layout.rows)
+    grid = PlanGrid.of(kind, rows, len(layout.rows), layout.rows_each or None)
+    pieces = grid.most_pieces(kind, num_processors, grid.tiles_of(kind, np.array(layout.rows)))
+    return BLOCKS_PER_PROCESSOR * ALL - pieces * layout.num_kv_heads
 
 
 def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
@@ -129,7 +132,8 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
                 head_dim=head_dim,
             )
             kind = kind_of(layout, one_row_each=one_row_each)
-            plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
+            left_out = left_out_blocks(layout, num_processors, one_row_each=one_row_each)
+            plan = planner.plan(layout, colocated=left_out)
             launch_arguments.add(plan.launch_arguments)
             if kind.uses_tensor_cores:
                 room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
@@ -152,7 +156,7 @@ def test_one_long_sequence_among_many_short_ones_is_cut(
         rows_each=rows_each if rows_each > 1 else 0,
     )
     skewed = replace(equal, pages=(2048, *(64,) * 63))
-    left_out = left_out_blocks(kind_of(equal, one_row_each=rows_each == 1), num_processors, 64)
+    left_out = left_out_blocks(equal, num_processors, one_row_each=rows_each == 1)
     at_once = BLOCKS_PER_PROCESSOR * num_processors // 8
     assert len(planner.plan(skewed, colocated=idle_blocks(num_processors)).blocks()) == 64
     assert len(planner.plan(equal, colocated=left_out).blocks()) == 64
@@ -165,7 +169,7 @@ def test_sequences_of_one_length_are_cut_as_flashinfer_cuts_them(planner: Planne
         layout = Layout(
             rows=(1,) * sequences, pages=(64,) * sequences, num_heads=32, num_kv_heads=8, most_rows=sequences
         )
-        left_out = left_out_blocks(kind_of(layout, one_row_each=True), num_processors, sequences)
+        left_out = left_out_blocks(layout, num_processors, one_row_each=True)
         found, own = (planner.plan(layout, colocated=each) for each in (left_out, idle_blocks(num_processors)))
         assert found.blocks() == own.blocks(), sequences
 
@@ -176,6 +180,73 @@ def test_sequences_of_equal_rows_get_tiles_for_these_rows(planner: Planner) -> N
     layout = Layout(rows=rows, pages=pages, num_heads=32, num_kv_heads=8, most_rows=320)
     tiles = {each: planner.plan(replace(layout, rows_each=each)).launch_arguments[3] for each in (0, 5)}
     assert tiles == {0: 128, 5: 64}
+
+
+def padded(counts: list[int], group: int, *, max_sequences: int, max_drafts: int, pages: int = 1) -> Layout:
+    """A step as the graph has it that it replays. counts: rows of each sequence. pages: of each."""
+    shape = AttentionShape(num_heads=8 * group, num_kv_heads=8, head_dim=128, scale=1.0)
+    sizes = GraphSizes.default(
+        max_rows=8192,
+        max_sequences=max_sequences,
+        max_drafts=max_drafts,
+        max_blocks_each=64,
+        block_size=PAGE_SIZE,
+        tile_rows=tile_rows(shape),
+    )
+    size = StepSizes(sizes).fitting(np.array(counts, dtype=np.int32))
+    assert size is not None, "the step has no graph"
+    missing = num_planned(size) - len(counts)
+    return Layout(
+        rows=(*counts, *(size.rows_each or 0,) * missing),
+        pages=(*(pages,) * len(counts), *(1,) * missing),
+        num_heads=8 * group,
+        num_kv_heads=8,
+        most_rows=size.rows,
+        rows_each=size.rows_each or 0,
+    )
+
+
+@pytest.mark.parametrize(
+    "counts, group, max_sequences, max_drafts, tile",
+    [
+        ([4, 7, 5, 6] * 16, 4, 64, 7, 64),
+        ([7] * 64, 4, 64, 7, 64),
+        ([4, 1, 2, 3] * 16, 4, 64, 7, 16),
+        ([5] * 32, 4, 256, 7, 64),
+        ([5] * 31, 4, 256, 7, 64),
+        ([4] * 32, 4, 256, 7, 16),
+        ([5, 5, *[1] * 100], 4, 256, 16, 64),
+        ([5] * 128, 4, 128, 4, 64),
+        ([4] * 256, 4, 256, 16, 16),
+        ([1, 2, 2] * 42, 2, 128, 1, 16),
+        ([2] * 128, 2, 128, 1, 16),
+        ([9, 1, 4], 8, 256, 16, 64),
+        ([3, 1, 2], 3, 64, 7, 16),
+        ([6, 1, 2], 3, 64, 7, 64),
+    ],
+)
+def test_a_step_is_padded_to_a_size_whose_tiles_hold_the_rows_of_each_sequence(
+    planner: Planner, counts: list[int], group: int, max_sequences: int, max_drafts: int, tile: int
+) -> None:
+    """And not more than that: a wider tile computes scores of rows that are not there."""
+    layout = padded(counts, group, max_sequences=max_sequences, max_drafts=max_drafts)
+    plan = planner.plan(layout, colocated=left_out_blocks(layout, ALL))
+    assert plan.launch_arguments[3] == tile
+    tiles = sum(-(-each * group // tile) for each in layout.rows)
+    assert len(plan.blocks()) == tiles
+    assert tiles == sum(each > 0 for each in layout.rows) or max(counts) * group > 64
+
+
+@pytest.mark.parametrize("counts", [[5] * 32, [4] * 20, [2, 3] * 6, [16] * 3])
+@pytest.mark.parametrize("pages", [64, 500])
+def test_sequences_in_a_graph_for_more_of_them_are_cut_as_by_themselves(
+    planner: Planner, counts: list[int], pages: int
+) -> None:
+    """Padding sequences take no pieces, and leave none to others."""
+    layout = padded(counts, 4, max_sequences=256, max_drafts=16, pages=pages)
+    plan = planner.plan(layout, colocated=left_out_blocks(layout, ALL))
+    eager = replace(layout, rows=tuple(counts), pages=(pages,) * len(counts), most_rows=None, rows_each=0)
+    assert len(plan.blocks()) == planner.plan(eager).grid
 
 
 @pytest.mark.parametrize("num_processors", [ALL, 96])
@@ -199,7 +270,7 @@ def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_c
                 head_dim=head_dim,
             )
             kind = kind_of(layout, one_row_each=False)
-            plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
+            plan = planner.plan(layout, colocated=left_out_blocks(layout, num_processors))
             launch_arguments.add(plan.launch_arguments)
             room = split_bytes(kind, num_processors, rows=each * sequences, sequences=sequences, rows_each=each)
             assert plan.bytes <= room <= 1.001 * plan.bytes
@@ -339,5 +410,5 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
             num_kv_heads=planned_wrappers.NUM_KV_HEADS,
             most_rows=sequences,
         )
-        left_out = left_out_blocks(kind_of(layout, one_row_each=True), num_processors, sequences)
+        left_out = left_out_blocks(layout, num_processors, one_row_each=True)
         assert tuple(captured) == planner.plan(layout, colocated=left_out).launch_arguments

@@ -1,8 +1,11 @@
 """Graph batch sizes: which are captured, and which of them a step is padded to."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from faser.engine.execution.runner.graphs import BatchSizeIndex, GraphSizes, next_size
+from faser.engine.execution.runner.graph_sizes import BatchSizeIndex, GraphSizes, StepSizes, next_size
 from faser.kernels.interface.graph_capture import GraphBatchSize
 
 
@@ -65,10 +68,50 @@ def test_no_large_step_is_padded_by_more_than_an_eighth() -> None:
         assert found.rows < 1.13 * rows
 
 
-def test_the_graphs_of_a_model_are_a_bounded_number_and_take_bounded_memory() -> None:
-    sizes = GraphSizes.default(max_rows=8192, max_sequences=256, max_drafts=4, max_blocks_each=8)
-    assert len(sizes.batch_sizes) <= 80
-    assert sizes.expected_bytes(num_kinds=1) < 400 << 20
+@pytest.mark.parametrize("max_drafts, most", [(0, 45), (1, 75), (4, 120), (16, 130)])
+def test_the_graphs_of_a_model_are_a_bounded_number_and_take_bounded_memory(max_drafts: int, most: int) -> None:
+    sizes = GraphSizes.default(
+        max_rows=8192, max_sequences=256, max_drafts=max_drafts, max_blocks_each=8, tile_rows=(4, 16)
+    )
+    assert len(sizes.batch_sizes) <= most
+    assert sizes.expected_bytes(num_kinds=1) < 576 << 20
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=256),
+    max_sequences=st.sampled_from([1, 5, 48, 64, 256]),
+    max_drafts=st.sampled_from([0, 1, 4, 16]),
+    tiles=st.sampled_from([(), (4, 16), (2, 8), (16, 64), (8,)]),
+)
+def test_a_step_takes_the_narrowest_tile_that_holds_the_rows_of_each_sequence(
+    counts: list[int], max_sequences: int, max_drafts: int, tiles: tuple[int, ...]
+) -> None:
+    """And is padded to the next number of rows whatever its tile. Oracle: the sizes by rows alone."""
+    sizes = GraphSizes.default(
+        max_rows=8192, max_sequences=max_sequences, max_drafts=max_drafts, max_blocks_each=8, tile_rows=tiles
+    )
+    counts = counts[:max_sequences]
+    found = StepSizes(sizes).fitting(np.array(counts, dtype=np.int32))
+    rows = sum(counts)
+    if rows > sizes.rows[-1]:
+        assert found is None or found.rows_each == counts[0]
+        return
+    assert found is not None
+    assert found.rows <= min(each for each in sizes.rows if each >= rows)
+    assert found.sequences >= len(counts)
+    if found.tile_rows is not None:
+        held = [each for each in sizes.tile_rows if each is not None and each >= max(counts)]
+        assert found.tile_rows == min(held, default=sizes.tile_rows[-1])
+
+
+def test_full_loads_that_draft_alike_have_sizes_beyond_those_of_other_steps() -> None:
+    sizes = StepSizes(GraphSizes.default(max_rows=8192, max_sequences=256, max_drafts=4, max_blocks_each=8))
+    for sequences, each in ((128, 5), (200, 4), (180, 5), (256, 3)):
+        found = sizes.fitting(np.full(sequences, each, dtype=np.int32))
+        assert found is not None, (sequences, each)
+        assert found.rows_each == each
+        assert found.rows < 1.25 * sequences * each
+    assert sizes.fitting(np.array([4] * 127 + [5], dtype=np.int32)) is None
 
 
 def test_padding_of_equal_rows_fits_into_a_block() -> None:
