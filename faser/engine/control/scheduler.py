@@ -186,7 +186,7 @@ class Scheduler:
     def use_policy(
         self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
     ) -> None:
-        """See Engine.use_policy."""
+        """Use another policy from the next step on: see Engine.use_policy."""
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
@@ -533,7 +533,7 @@ class Scheduler:
         return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
 
     def take_kv_events(self) -> list[KvEvent]:
-        """See KvManager.take_events."""
+        """Return and forget the changes of the prefix index since the last call."""
         return self._kv.take_events()
 
     def check_invariants(self) -> None:

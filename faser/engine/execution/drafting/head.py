@@ -246,7 +246,7 @@ class HeadLoop:
 
     @property
     def memory(self) -> Sequence[Tensor] | None:
-        """See Runner.repeatable_memory."""
+        """Return the cache, as Runner.repeatable_memory does; None where bits of a row depend on its batch."""
         return self._runner.repeatable_memory()
 
     def places(self, max_tokens: int) -> int:
@@ -355,7 +355,7 @@ class Head(Protocol):
 
     @property
     def vocabulary(self) -> DraftVocabulary | None:
-        """How many of the draft_ids it chooses from; None: always all."""
+        """Return how many of the draft_ids it chooses from; None: always all."""
         ...
 
     @property
@@ -417,11 +417,11 @@ class HeadRunner:
 
     @property
     def experts_read(self) -> int:
-        """See Backend."""
+        """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
 
     def row_edges(self, most: int) -> tuple[int, ...]:
-        """See Backend."""
+        """Return the row counts below `most` that fill tiles of the backend's products."""
         return self._backend.row_edges(most)
 
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
@@ -440,7 +440,7 @@ class HeadRunner:
         return self.head.logits(hidden)
 
     def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """See Runner."""
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
         return repeatable_memory(self._backend, self._cache)
 
     @property

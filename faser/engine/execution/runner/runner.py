@@ -79,11 +79,11 @@ class Runner:
 
     @property
     def experts_read(self) -> int:
-        """See Backend."""
+        """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
 
     def row_edges(self, most: int) -> tuple[int, ...]:
-        """See Backend."""
+        """Return the row counts below `most` that fill tiles of the backend's products."""
         return self._backend.row_edges(most)
 
     def forward(self, batch: RowBatch) -> None:
