@@ -67,7 +67,10 @@ DRAFTERS = {
 DRAFT_METHODS = tuple(DRAFTERS)
 PASS_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_passes)
 HEAD_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_head)
-MOST_STATES_READ = 512  # positions: what a head has not read of a prompt; after a pause it reads the latest only
+MOST_STATES_READ = 1024  # positions: a head that has paused reads the states of the latest ones, and no others
+PROMPT_ROWS = (
+    32  # of a sequence in a step: a head reads so many at once, as they are a prompt's; others with a draft
+)
 TEXT_METHODS = tuple(each.name for each in DRAFTERS.values() if not each.needs_passes)
 assert DRAFT_METHODS == PASS_METHODS + TEXT_METHODS, "drafters that run a model come first"
 

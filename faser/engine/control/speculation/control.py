@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from faser.config.speculation import AUTO, DRAFT_METHODS, MOST_STATES_READ, SpeculationConfig
+from faser.config.speculation import AUTO, DRAFT_METHODS, PROMPT_ROWS, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep, Texts
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
@@ -151,7 +151,7 @@ class SpeculationControl:
             clock,
             looks_up=not costs.has_passes,
             catches_up=config.needs_draft_model or config.needs_head,
-            most_missing=MOST_STATES_READ if config.needs_head else None,
+            most_missing=PROMPT_ROWS if config.needs_head else None,
         )
         options = overlap or OverlapOptions(name=SERIAL, share=0.0)
         self.watch = DrafterWatch(num_slots)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.config.speculation import MOST_STATES_READ
+from faser.config.speculation import MOST_STATES_READ, PROMPT_ROWS
 from faser.engine.contract.plan import StepRows
 from faser.engine.execution.drafting.block_marks import BlockMarks, MarkedLine
 from faser.engine.execution.runner.batch import BlockTable
@@ -54,7 +54,7 @@ class HiddenStates:
     token and of the first a draft tokens.
 
     width: of a row, K * H. num_rows: of the ring; at least as many as a step has. most_each: positions of one slot
-    from which on its oldest rows are forgotten; of half as many unread ones take_full tells.
+    from which on its oldest rows are forgotten. prompt_rows: of a slot in one step, from which take_full tells it.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class HiddenStates:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        most_each: int = 2 * MOST_STATES_READ,
+        most_each: int = MOST_STATES_READ,
+        prompt_rows: int = PROMPT_ROWS,
     ) -> None:
-        self._most_each = most_each
+        self._most_each, self._prompt_rows = most_each, prompt_rows
         self._ring = torch.empty((num_rows, width), dtype=dtype, device=device)
         self._next_row = 0
         self._full: set[int] = set()
@@ -118,11 +119,11 @@ class HiddenStates:
                 pieces.append(StatePiece(row, position, count))
                 while pieces[0].end <= position + count - self._most_each:
                     pieces.popleft()
-            if 2 * (position + count - pieces[0].position) >= self._most_each:
+            if count >= self._prompt_rows:
                 self._full.add(slot)
 
     def take_full(self) -> set[int]:
-        """The slots of which there are so many rows that the head should read them, since the last call."""
+        """Return the slots of which a step has left rows of a prompt, since the last call."""
         full, self._full = self._full, set()
         return full
 

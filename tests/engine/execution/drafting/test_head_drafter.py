@@ -171,6 +171,7 @@ class Drafting:
         *,
         ring_rows: int = 4000,
         most_each: int = 1024,
+        prompt_rows: int = 1024,
         sampler: DraftSampler | None = None,
         trained: int = MAX_PLACES,
     ) -> None:
@@ -186,6 +187,7 @@ class Drafting:
             dtype=torch.float32,
             device=torch.device("cpu"),
             most_each=most_each,
+            prompt_rows=prompt_rows,
         )
         spec = head.spec.decoder
         kv = head_kv(spec.num_kv_heads, spec.head_dim, NUM_BLOCKS)
@@ -388,7 +390,7 @@ def test_a_prompt_is_caught_up_once(directories: tuple[Path, Path]) -> None:
 
 def test_long_prompts_are_read_as_they_come(directories: tuple[Path, Path]) -> None:
     """All of them, though a slot keeps far fewer states; and the next sequence with the prompt finds it read."""
-    drafting, prompt = Drafting(directories, random.Random(2), most_each=2 * MAX_ROWS), [*range(80)]
+    drafting, prompt = Drafting(directories, random.Random(2), most_each=2 * MAX_ROWS, prompt_rows=4), [*range(80)]
     for slot in range(2):
         drafting.start(slot, prompt)
         drafting.prefill(slot, MAX_ROWS)
@@ -402,7 +404,7 @@ def test_long_prompts_are_read_as_they_come(directories: tuple[Path, Path]) -> N
 
 def test_a_state_waits_for_the_token_that_follows(directories: tuple[Path, Path]) -> None:
     """A step may be launched before the tokens of the last one are known."""
-    drafting, prompt = Drafting(directories, random.Random(2), most_each=2 * MAX_ROWS), [*range(40)]
+    drafting, prompt = Drafting(directories, random.Random(2), most_each=2 * MAX_ROWS, prompt_rows=4), [*range(40)]
     drafting.start(0, prompt)
     for start in range(0, 40, 10):
         part = tuple(prompt[start : start + 10])
