@@ -10,8 +10,8 @@ package counts n-gram models in are always among them. --model: files of benchma
 `covered` is counted: the share of a text's tokens with an id below each size. `over_32768` is computed for each
 model from its measured times: tokens a second with the size over those with 32,768, each with the number of draft
 tokens that is best for it. Survival is given, as in mtp_thin, and a token that is not covered counts as a draft
-that is refused. `chosen` are the sizes that DraftVocabulary takes, one after the other, where a share of 0.78 of the
-drafts of covered tokens is right, and `gained` is what the last of them gains.
+that is refused. `chosen` are the sizes that DraftVocabulary takes, one after the other, where a share of 0.78 of
+the drafts of covered tokens is right, and `gained` is what the last of them gains.
 """
 
 import json
