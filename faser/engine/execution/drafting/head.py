@@ -111,6 +111,8 @@ class HeadDrafter:
             self._read_ahead(full)
 
     def release(self, slot: int) -> None:
+        if slot in self._lines:
+            self._fill_last_block(slot)
         self._lines.pop(slot, None)
         self._states.release(slot)
         self._cache.release(slot)
@@ -153,6 +155,17 @@ class HeadDrafter:
         if inputs:
             self.loop.read(inputs)
             self._fill(inputs)
+
+    def _fill_last_block(self, slot: int) -> None:
+        """Read what the last full block lacks: a sequence that begins with these blocks needs all of them."""
+        line, pieces = self._lines[slot], self._states.pieces(slot, 0)
+        if not pieces or line.apart or not line.computed:
+            return
+        size = self._cache.block_size
+        end = min(pieces[-1].end, len(line.token_ids) - 1) // size * size
+        if 0 < end - line.computed <= size and (found := self._unread(slot, end - 1, oldest=0)) is not None:
+            self.loop.read([found])
+            self._fill([found])
 
     def _unread(self, slot: int, last: int, *, oldest: int, max_tokens: int = 1) -> DraftInput | None:
         """The rows of the states up to position last that the cache lacks, at least the last one.

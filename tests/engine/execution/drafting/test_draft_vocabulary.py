@@ -24,7 +24,7 @@ from faser.engine.execution.sampling.parameters import SamplingState
 from faser.types import SamplingParams
 
 VOCAB, DRAFT_VOCAB, NUM_ROWS = 300, 60, 8
-SIZES, END = (10, 20, 40, 80), 299
+SIZES, END = (10, 20, 40, 80), 70
 
 
 def sampling_state() -> SamplingState:
