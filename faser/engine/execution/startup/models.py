@@ -332,7 +332,7 @@ def _load_head(
 
 
 def _as_low_as(target: Decoder, spec: BlockSpec, directory: Path, backend: Backend) -> str | None:
-    """How a block drafter in 16 bits is rounded: to about the bits of its target; None: it stays as it is.
+    """Choose how a block drafter in 16 bits is rounded: to about its target's bits; None: it stays as it is.
 
     A pass would otherwise read twice or three times as many bytes, for drafts that the target verifies anyway.
     """
