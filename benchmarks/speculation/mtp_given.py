@@ -1,4 +1,4 @@
-"""What an MTP layer gains at a given acceptance: its passes run, and drafts are accepted at given rates.
+"""Gain of an MTP layer at a given acceptance: its passes run, and drafts are accepted at given rates.
 
     python -m benchmarks.speculation.mtp_given MODEL.gguf OUT.json [--rates 0.699,0.428,0.244]
         [--concurrency 1,4,16] [--rounds 3] [--tokens 48]

@@ -111,7 +111,7 @@ class BlockSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are no convolutions, no selector, and no scales of embeddings and logits."""
+        """Return whether there are no convolutions, no selector, and no scales of embeddings and logits."""
         scales = (self.decoder.embedding_scale, self.decoder.logit_scale, self.decoder.logit_cap)
         return not self.conv_kernel_size and not self.selector and scales == (1.0, 1.0, None)
 
