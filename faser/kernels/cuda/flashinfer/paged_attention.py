@@ -135,7 +135,7 @@ class AttentionWrappers:
         return wrapper
 
     def left_out_blocks(self, kind: AttentionKind, grid: "PlanGrid", counts: NDArray[np.int32]) -> int:
-        """How many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""
+        """Return how many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""
         if not kind.uses_tensor_cores:
             return 0
         pieces = grid.most_pieces(kind, self._num_processors, grid.tiles_of(kind, counts))
