@@ -109,7 +109,7 @@ def test_a_batch_larger_than_the_queue_is_answered_whole(tiny_checkpoint: Path, 
     [
         ({"tempo": 1}, "tempo is not a known field"),
         ({"max_tokens": -1}, "max_tokens is -1; it must be at least 0"),
-        ({"use_beam_search": True}, "`use_beam_search` is not supported: this build has no beam search"),
+        ({"use_beam_search": True}, "`use_beam_search` is not supported: there is no beam search"),
         ({"guided_decoding": object()}, "use structured_outputs"),
         ({"best_of": 2}, "best_of is 2; it must be absent or equal to n, 1"),
         ({"logit_bias": {"x": 1.0}}, "keys must be token ids"),

@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +140,29 @@ def write_shape(directory: Path, config: Config) -> Path:
     return directory
 
 
-def step_bytes(spec: DecoderSpec, *, kv_tokens: int, value_bytes: int = 2) -> int:
+VALUE_BYTES = 2
+
+
+def step_bytes(
+    spec: DecoderSpec, *, kv_tokens: int, value_bytes: int = 2, product_bytes: int | None = None
+) -> int:
     """Return the least bytes that a step reads: every weight once but the embedding's, and the KV cache.
 
     kv_tokens: positions that the rows' sequences have in the cache, all together. value_bytes: of a weight and of
-    a value in the cache.
+    a value in the cache. product_bytes: of a weight of the layers' products; None: as of the others.
     """
     weights = tensors.num_parameters(spec)
     if not spec.tie_word_embeddings:
         weights -= spec.vocab_size * spec.hidden_size
     kv_values = 2 * spec.num_layers * spec.attention.kv_size * kv_tokens
-    return (weights + kv_values) * value_bytes
+    narrower = 0 if product_bytes is None else value_bytes - product_bytes
+    return (weights + kv_values) * value_bytes - narrower * _product_parameters(spec)
+
+
+def _product_parameters(spec: DecoderSpec) -> int:
+    """Parameters of the matrices of all layers."""
+    shapes = chain.from_iterable(tensors.layer_shapes(spec, layer).values() for layer in spec.layers)
+    return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
 def step_flops(spec: DecoderSpec, *, rows: int) -> int:
@@ -157,16 +170,27 @@ def step_flops(spec: DecoderSpec, *, rows: int) -> int:
     return 2 * (step_bytes(spec, kv_tokens=0, value_bytes=1)) * rows
 
 
-def floor_s(spec: DecoderSpec, *, rows: int, kv_tokens: int, bytes_s: float, flops_s: float) -> float:
-    """The least that a step can take at these rates: the longer of moving and computing."""
-    return max(step_bytes(spec, kv_tokens=kv_tokens) / bytes_s, step_flops(spec, rows=rows) / flops_s)
+def floor_s(
+    spec: DecoderSpec,
+    *,
+    rows: int,
+    kv_tokens: int,
+    bytes_s: float,
+    flops_s: float,
+    product_bytes: int = VALUE_BYTES,
+) -> float:
+    """The least that a step can take at these rates: the longer of moving and computing.
+
+    flops_s: of products in 16 bits; those of 8 bits take half the time at least.
+    """
+    moved_s = step_bytes(spec, kv_tokens=kv_tokens, product_bytes=product_bytes) / bytes_s
+    return max(moved_s, step_flops(spec, rows=rows) / flops_s * product_bytes / VALUE_BYTES)
 
 
 BLOCK_SIZE = 16
 MORE_TOKENS = 1024  # that a sequence may say behind its prompt while it is measured
 _SPARE_BLOCKS = 256  # in addition to those of the sequences: of prompts that stay cached from one turn to the next
 _SAID_TOKENS = 40 << 10  # by all sequences of a turn together: half a second of 128 with five tokens a step
-VALUE_BYTES = 2
 _USED = 0.9  # of a device's memory
 _OTHER_BYTES = 8 << 30  # logits, a step of 8192 rows, CUDA graphs, workspaces, CUDA itself
 

@@ -203,7 +203,7 @@ def _verify(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
-_FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "times_16_bits")
+_FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "fp8_times_floor", "times_16_bits")
 
 
 def _mixtures(result: Json) -> str:

@@ -1,4 +1,4 @@
-"""How many tokens of a vocabulary an MTP layer should draft: by tokenizer, text and size of the model.
+"""Size of the vocabulary that an MTP layer should draft: by tokenizer, text and size of the model.
 
     python -m benchmarks.speculation.draft_vocabulary OUT.json --tokenizer qwen2.5=MODEL
         --tokenizer qwen3.5=RANKS.tiktoken --text german=FILE.txt,… --model 4B=MTP_THIN.json …

@@ -70,7 +70,7 @@ def bench(arguments: Sequence[str]) -> int:
     """Run one kind of measurement; returns its exit status. Raises UsageError for an unknown kind."""
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = "\n".join(f"  {kind:<9} {what}" for kind, what in _KINDS.items())
-        print(f"usage: faser bench WHAT …\n\n{lines}\n\nfaser bench WHAT --help says more.")
+        print(f"usage: faser bench WHAT …\n\n{lines}\n\nRun 'faser bench WHAT --help' for details.")
         return 0 if arguments else 2
     kind, rest = arguments[0], arguments[1:]
     if kind == "spec":

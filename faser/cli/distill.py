@@ -42,26 +42,26 @@ PROG = "faser distill"
 
 HELP = """usage: faser distill [MODEL] -o DIR [flags]
 
-Make a head that drafts for a model, from nothing but the model: it asks itself questions and answers them, and a
-head of one layer learns to say what it says. Text never leaves the machine. The head is in the format of
+Make a head that drafts for a model, from nothing but the model: it generates questions and answers them, and a
+head of one layer is trained to predict the answers. Text never leaves the machine. The head is in the format of
 `speculators`; serve it with --speculative-config '{"model": "DIR"}'.
 
   MODEL                   a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
-  -o, --output-dir DIR    where everything goes; run again, it goes on from what is there
-  --tokens N              tokens of answers to learn from, such as 500k [1m]
+  -o, --output-dir DIR    where all files go; a rerun resumes from them
+  --tokens N              tokens of answers to train on, such as 500k [1m]
   --prompts FILE          questions to answer instead: JSON lines, or one question a line
-  --from-traffic FILE     conversations to learn from as they are: JSON lines with messages and answer
-  --only-conversations    end when the answers are there
+  --from-traffic FILE     conversations to train on as they are: JSON lines with messages and answer
+  --only-conversations    stop once the answers are generated
   --block                 make a block drafter (DSpark): two layers, whose one pass drafts all tokens
-  --epochs N              how often each answer is learned [8]
-  --hours H               learn for so long instead; the answers are made before
-  --draft-vocab-size N    most frequent tokens, which the head can draft [8192]
-  --draft-steps N         tokens of a draft that are learned together [3; 4 with --block, which drafts as many]
-  --batch-tokens N        tokens of answers in a step of the training [1024]
-  --head-dtype TYPE       of the stored head: int8 or bfloat16 [int8]
-  --seed N                of questions, answers and weights [0]
+  --epochs N              passes over the answers [8]
+  --hours H               train for this long instead, after the answers are generated
+  --draft-vocab-size N    number of most frequent tokens that the head can draft [8192]
+  --draft-steps N         draft tokens trained together [3; 4 with --block, which drafts as many]
+  --batch-tokens N        tokens of answers per training step [1024]
+  --head-dtype TYPE       type of the stored head: int8 or bfloat16 [int8]
+  --seed N                random seed of questions, answers and weights [0]
 
-Stop it at any time, with Ctrl-C or SIGTERM: run again, it goes on.
+You can stop it at any time (Ctrl-C or SIGTERM); rerun the command to resume.
 
 Flags of faser serve about the model and the engine may follow: faser serve --help=all."""
 

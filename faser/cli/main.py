@@ -22,7 +22,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests without a server",
     "distill": "make a head that drafts for a model",
     "bench": "measure speculation on this machine",
-    "plan": "say how many requests a second this machine holds within their targets",
+    "plan": "estimate the request rate that this machine sustains within its latency targets",
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}
@@ -133,5 +133,6 @@ def _command(name: str) -> Command:
 def _overview() -> str:
     lines = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
     return (
-        f"usage: faser COMMAND …\n\n{lines}\n\nfaser COMMAND --help says more; faser --version says which version."
+        f"usage: faser COMMAND …\n\n{lines}\n\n"
+        "Run 'faser COMMAND --help' for details, 'faser --version' for the version."
     )

@@ -337,11 +337,11 @@ class ServedModel:
 def model_line(served: ServedModel, info: ModelInfo) -> str:
     """Return the line in which `faser serve` describes the model that it has loaded."""
     family, stored = served.family, served.stored
-    sequences = info.num_blocks * info.block_size / info.max_model_len
+    tokens = info.num_blocks * info.block_size
     return (
         f"{family.name} ({family.architecture}) · {show_count(info.num_parameters)} parameters · {stored.form}, "
-        f"{show_bytes(stored.num_bytes)} on disk, {show_bytes(info.weight_bytes)} in memory · the KV cache holds "
-        f"{sequences:.3g} sequences of {info.max_model_len} tokens"
+        f"{show_bytes(stored.num_bytes)} on disk, {show_bytes(info.weight_bytes)} in memory · KV cache: "
+        f"{tokens:,} tokens ({tokens / info.max_model_len:.3g} x the {info.max_model_len}-token context)"
     )
 
 

@@ -41,20 +41,20 @@ PROG = "faser plan"
 
 _HELP = f"""usage: faser plan [MODEL] --prompt N --answer N [--rate R] [flags]
 
-Say how many requests a second this machine holds within --slo-ttft-ms and --slo-tpot-ms, and up to which load
+Estimate the request rate that this machine sustains within --slo-ttft-ms and --slo-tpot-ms, and up to which load
 drafts of each length pay.
 
   MODEL                a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
   --prompt N           tokens of a prompt
   --answer N           tokens of an answer
-  --rate R             requests a second: also say what they see
-  --seconds S          of steps to measure, for each number of sequences and each way to draft [1]
-  --prompts FILE       JSON lines as in Spec-Bench, or one text per line: what is drafted for [built-in prompts]
+  --rate R             requests a second: also estimate their latencies
+  --seconds S          seconds of steps to measure, for each number of sequences and each way to draft [1]
+  --prompts FILE       JSON lines as in Spec-Bench, or one text per line: prompts to draft for [built-in prompts]
   --json               as a JSON object
 
 Flags of faser serve about the model, the engine and speculation may follow: faser serve --help=all.
-Arrivals are taken to be independent of each other (a Poisson process). Beyond {KNOWN_UTILISATION:.0%} of the
-capacity the numbers of a rate are not known, and left out."""
+Arrivals are assumed to be independent (a Poisson process). Beyond {KNOWN_UTILISATION:.0%} of the capacity there is
+no estimate."""
 
 SHARES = (0.9, 0.99)
 GAMMAS = (1, 2, 4, 8, 16)  # fixed lengths that are compared, up to the engine's cap
@@ -236,11 +236,11 @@ def held(name: str, pace: Pace, lengths: Lengths, slo: Slo, rate: float | None) 
 def table(own: argparse.Namespace, slo: Slo, held: Sequence[Held]) -> str:
     """Sentences, a line for each way to serve."""
     targets = [f"{name} {value:g} ms" for name, value in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)) if value]
-    lines = [f"Prompts of {own.prompt} tokens, answers of {own.answer}, requests a second on this machine:"]
+    lines = [f"Prompts of {own.prompt} tokens, answers of {own.answer}, on this machine:"]
     for each in held:
-        line = f"  {each.name}: {each.capacity:.2f} at most"
+        line = f"  {each.name}: max {each.capacity:.2f} req/s"
         for share, rate in each.within.items():
-            line += f"; {rate:.2f} with {share:.0%} of them within {' and '.join(targets)}"
+            line += f"; {rate:.2f} req/s at {share:.0%} attainment ({', '.join(targets)})"
         lines.append(line)
     if own.rate is None:
         return "\n".join(lines)
@@ -248,15 +248,15 @@ def table(own: argparse.Namespace, slo: Slo, held: Sequence[Held]) -> str:
     for each in held:
         if each.at_rate is None:
             assert each.utilisation is not None
-            lines.append(f"  {each.name}: not known at {each.utilisation:.0%} of the capacity")
+            lines.append(f"  {each.name}: {each.utilisation:.0%} of the capacity, no estimate")
             continue
         at = each.at_rate
         line = (
-            f"  {each.name}: TTFT {at['ttft_ms']:.0f} ms (99 % within {at['ttft_p99_ms']:.0f}), "
-            f"TPOT {at['tpot_ms']:.1f} ms, whole answers {at['latency_ms']:.0f} ms "
-            f"(99 % within {at['latency_p99_ms']:.0f})"
+            f"  {each.name}: TTFT mean {at['ttft_ms']:.0f} ms, p99 {at['ttft_p99_ms']:.0f} ms; "
+            f"TPOT mean {at['tpot_ms']:.1f} ms; end-to-end latency mean {at['latency_ms']:.0f} ms, "
+            f"p99 {at['latency_p99_ms']:.0f} ms"
         )
-        lines.append(line + (f", {at['attainment']:.0%} within their targets" if targets else ""))
+        lines.append(line + (f"; {at['attainment']:.0%} within their targets" if targets else ""))
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from faser.errors import ConfigError
 
 MODEL, ENGINE, SPECULATION, SERVER, OUTPUT = "model", "engine", "speculation", "server", "output"
 GROUPS = {
-    MODEL: "which model, and how it is held",
+    MODEL: "the model and its weights",
     ENGINE: "how the engine uses the machine",
     SPECULATION: "how tokens are drafted and verified",
     SERVER: "the HTTP server",

@@ -102,7 +102,7 @@ _WRITING_KEYS = (
     Setting(
         name="backend",
         kind=Kind.TEXT,
-        help="What follows grammars.",
+        help="Grammar engine for structured output.",
         group=OUTPUT,
         choices=("auto", "llguidance", "guidance"),
         refused=REFUSED_WRITERS,
@@ -138,23 +138,23 @@ class EngineConfig:
         MODEL,
         Kind.TEXT,
         None,
-        "Model directory, .gguf file or hub id: owner/name, or owner/name:Q4_K_M for one of its GGUF files. None: "
-        "the embedded SmolLM2-135M-Instruct.",
+        "Model directory, .gguf file or hub id: owner/name, or owner/name:Q4_K_M for one of its GGUF files. "
+        "Default: the embedded SmolLM2-135M-Instruct.",
         metavar="model",
         aliases=("-m", "--hf-repo", "-hf", "-hfr"),
         common=True,
     )
     tokenizer: str | None = setting(
-        MODEL, Kind.TEXT, None, "Directory of another tokenizer. None: the model's own.", metavar="path"
+        MODEL, Kind.TEXT, None, "Directory of another tokenizer. Default: the model's own.", metavar="path"
     )
     revision: str | None = setting(
-        MODEL, Kind.TEXT, None, "Branch, tag or commit of a hub model. None: the main branch."
+        MODEL, Kind.TEXT, None, "Branch, tag or commit of a hub model. Default: the main branch."
     )
     dtype: str = setting(
         MODEL,
         Kind.TEXT,
         "auto",
-        "Type of weights and activations. auto: the checkpoint's, or the nearest the device computes.",
+        "Type of weights and activations. auto: the checkpoint's, or the nearest that the device supports.",
         choices=("auto", "bfloat16", "float16", "float32"),
         synonyms=(("float", "float32"), ("half", "float16")),
         common=True,
@@ -163,10 +163,11 @@ class EngineConfig:
         MODEL,
         Kind.TEXT,
         None,
-        "Weights as they are multiplied. int8, int4: all of them, rounded while loading (on a CPU). gguf: what a "
-        "GGUF file stores in blocks, as stored (on a CPU). fp8: those of the layers, rounded while loading (on a "
-        "GPU). awq, gptq, compressed-tensors, mxfp4: as the checkpoint stores them, which must be so. none: in "
-        "--dtype. Not given: as a quantized checkpoint or, on a CPU, a GGUF file stores them.",
+        "Weight quantization used at inference. int8, int4: all weights, rounded while loading (CPU only). gguf: "
+        "the blocks of a GGUF file as stored (CPU only). fp8: the weights of the layers, rounded while loading "
+        "(GPU only). awq, gptq, compressed-tensors, mxfp4: as the checkpoint stores them; it must have that "
+        "format. none: weights in --dtype. Default: as a quantized checkpoint or, on a CPU, a GGUF file stores "
+        "them.",
         aliases=("-q",),
         choices=("none", "fp8", "gguf", "int8", "int4", "awq", "gptq", "compressed-tensors", "mxfp4"),
         synonyms=(("None", None), ("null", None), ("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
@@ -176,7 +177,7 @@ class EngineConfig:
         MODEL,
         Kind.COUNT,
         None,
-        "Longest context, prompt and answer together, in tokens. None or auto: the model's own.",
+        "Maximum context length in tokens, prompt and answer together. Default, or auto: the model's own.",
         aliases=("--ctx-size", "-c"),
         synonyms=(("0", None),),
         low=1,
@@ -187,7 +188,7 @@ class EngineConfig:
         MODEL,
         Kind.INTEGER,
         0,
-        "Random seed of requests that have none of their own.",
+        "Random seed of requests that set none.",
         low=-(2**63),
         high=2**63 - 1,
     )
@@ -195,7 +196,7 @@ class EngineConfig:
         ENGINE,
         Kind.TEXT,
         "auto",
-        "Where the model runs. auto: the first GPU that can be used, else the CPU.",
+        "Device that runs the model. auto: the first usable GPU, else the CPU.",
         choices=("auto", "cpu", "cuda"),
         numbered=("cuda",),
         common=True,
@@ -204,7 +205,7 @@ class EngineConfig:
         ENGINE,
         Kind.TEXT,
         "auto",
-        "Kernels that compute. auto: flashinfer on a GPU; on a CPU native, compiled for it, if there is a C++ "
+        "Kernel backend. auto: flashinfer on a GPU; on a CPU native, compiled for this CPU, if there is a C++ "
         "compiler, else torch.",
         choices=("auto", "torch", "native", "flashinfer"),
     )
@@ -212,7 +213,7 @@ class EngineConfig:
         ENGINE,
         Kind.INTEGER,
         None,
-        "Threads that compute, of each rank. None: the cores this process may use, divided among the ranks.",
+        "CPU threads per rank. Default: the cores this process may use, divided among the ranks.",
         aliases=("--threads", "-t"),
         low=1,
         high=1024,
@@ -222,8 +223,8 @@ class EngineConfig:
         ENGINE,
         Kind.COUNT,
         1,
-        "Processes that each hold a part of the model and compute every step together, on a CPU: for a model that "
-        "does not fit into one machine, with torchrun. On one machine a step takes longer than with one process.",
+        "Number of processes that each hold a part of the model and compute every step together, on CPUs: for a "
+        "model that does not fit into one machine, with torchrun. On one machine this is slower than one process.",
         aliases=("-tp",),
         low=1,
         high=64,
@@ -232,7 +233,7 @@ class EngineConfig:
         ENGINE,
         Kind.COUNT,
         DEVICE_DEFAULTS["max_num_seqs"],
-        "Most sequences that run at the same time. On a GPU the default is 256.",
+        "Maximum number of sequences running concurrently. On a GPU the default is 256.",
         aliases=("--parallel", "-np"),
         low=1,
         high=4096,
@@ -242,7 +243,7 @@ class EngineConfig:
         ENGINE,
         Kind.COUNT,
         DEVICE_DEFAULTS["max_num_batched_tokens"],
-        "Most tokens that one step computes. Longer prompts are computed in pieces. On a GPU the default is 8192, "
+        "Maximum tokens per engine step; longer prompts are prefilled in chunks. On a GPU the default is 8192, "
         "on one of less than 64 GiB 2048.",
         aliases=("--batch-size", "-b"),
         low=1,
@@ -250,15 +251,20 @@ class EngineConfig:
         common=True,
     )
     max_num_queued_reqs: int = setting(
-        ENGINE, Kind.COUNT, 1024, "Most sequences that wait; further requests get status 503.", low=0, high=1 << 20
+        ENGINE,
+        Kind.COUNT,
+        1024,
+        "Maximum number of waiting sequences; further requests get status 503.",
+        low=0,
+        high=1 << 20,
     )
-    block_size: int = setting(ENGINE, Kind.COUNT, 16, "Tokens in a KV block.", low=16, high=256, multiple_of=16)
+    block_size: int = setting(ENGINE, Kind.COUNT, 16, "Tokens per KV block.", low=16, high=256, multiple_of=16)
     kv_cache_memory: int | None = setting(
         ENGINE,
         Kind.BYTES,
         None,
-        "Memory of the KV cache, recurrent states included. None: chosen from the memory that is free after the "
-        "model is loaded.",
+        "Memory of the KV cache, recurrent states included. Default: sized from the memory left after loading "
+        "the model.",
         aliases=("--kv-cache-memory-bytes",),
         low=1 << 20,
         high=1 << 50,
@@ -268,8 +274,8 @@ class EngineConfig:
         ENGINE,
         Kind.TEXT,
         "auto",
-        "Type of keys and values in the KV cache; 8 bits take half the memory. auto: that of activations; fp8: "
-        "8-bit floats, on a GPU; int8: integers with a scale for each head and token, on a CPU.",
+        "Type of keys and values in the KV cache; 8 bits take half the memory of 16. auto: the type of "
+        "activations; fp8: 8-bit floats (GPU only); int8: integers with a scale per head and token (CPU only).",
         choices=("auto", "fp8", "int8"),
         synonyms=(("fp8_e4m3", "fp8"), ("int8_per_token_head", "int8")),
         refused=REFUSED_KV_TYPES,
@@ -278,7 +284,7 @@ class EngineConfig:
         ENGINE,
         Kind.NUMBER,
         0.9,
-        "Share of a GPU's memory for weights, steps and KV cache together. No effect on a CPU.",
+        "Fraction of a GPU's memory for weights, steps and KV cache together. GPU only.",
         low=0,
         above=True,
         high=1,
@@ -287,13 +293,13 @@ class EngineConfig:
         ENGINE,
         Kind.SWITCH,
         False,
-        "Launch each kernel of a step separately instead of replaying CUDA graphs. No effect on a CPU.",
+        "Launch each kernel of a step separately instead of replaying CUDA graphs. GPU only.",
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
         ENGINE,
         Kind.COUNTS,
         None,
-        "Rows of the steps that are captured as CUDA graphs. None: set by --max-num-seqs. No effect on a CPU.",
+        "Rows of the steps that are captured as CUDA graphs. Default: set by --max-num-seqs. GPU only.",
         one_flag_many=True,
         low=1,
         high=8192,
@@ -302,14 +308,14 @@ class EngineConfig:
         ENGINE,
         Kind.SWITCH,
         None,
-        "Launch a step before the host has the tokens of the last one. None or auto: on a GPU.",
+        "Launch a step before the host has the tokens of the last one. Default, or auto: on a GPU.",
     )
     compile_kernels: bool = setting(
         ENGINE,
         Kind.SWITCH,
         True,
-        "Compile missing CUDA kernels at the start, which takes minutes. Off: a missing kernel is an error. "
-        "No effect on a CPU.",
+        "Compile missing CUDA kernels at the start, which takes minutes. Off: a missing kernel is an error. GPU "
+        "only.",
     )
     enable_prefix_caching: bool = setting(
         ENGINE,
@@ -321,9 +327,9 @@ class EngineConfig:
         ENGINE,
         Kind.BYTES,
         None,
-        "Part of the KV cache's memory for snapshots of recurrent states (Qwen3.5), from which prompts that begin "
-        "alike go on. 0: none, and no prefix caching for such models. None: for one snapshot per four of "
-        "--max-num-seqs, and for 8 at least, if --kv-cache-memory leaves room. No effect on a model without such "
+        "Part of the KV cache's memory for snapshots of recurrent states (Qwen3.5), from which prompts with a "
+        "common prefix continue. 0: none, and no prefix caching for such models. Default: one snapshot per four "
+        "of --max-num-seqs, and at least 8, if --kv-cache-memory leaves room. No effect on models without such "
         "states.",
         low=0,
         high=1 << 50,
@@ -332,15 +338,15 @@ class EngineConfig:
         ENGINE,
         Kind.TEXT,
         None,
-        "Folder in which the KV of prompts and answers is kept, so that sessions go on after a restart without "
-        "computing them again. One server at a time uses it. On a CPU, in one process. None: no KV is kept.",
+        "Folder that keeps the KV of prompts and answers, so that sessions continue after a restart without "
+        "prefill. One server uses it at a time, on a CPU, in one process. Default: no KV is kept.",
         metavar="path",
     )
     kv_cache_dir_size: int = setting(
         ENGINE,
         Kind.BYTES,
         8 << 30,
-        "Maximum size of --kv-cache-dir; what was used least recently makes room.",
+        "Maximum size of --kv-cache-dir; the least recently used KV makes room.",
         low=1 << 20,
         high=1 << 50,
     )
@@ -349,14 +355,14 @@ class EngineConfig:
         Kind.TEXT,
         "fcfs",
         "Which request of a key or connection runs first: the first to arrive (fcfs), or the one with the lowest "
-        "priority field, which then goes before those of other keys, too.",
+        "priority field, which then also goes before the requests of other keys (priority).",
         choices=("fcfs", "priority"),
     )
     speculative_config: Mapping[str, Any] | None = setting(
         SPECULATION,
         Kind.JSON,
         None,
-        "How to draft and verify, as JSON with vLLM's keys. None: drafts from text, as many as pay off.",
+        "How to draft and verify, as JSON with vLLM's keys. Default: drafts from text, with adaptive length.",
         example='{"method": "ngram"}',
         aliases=("-sc",),
         common=True,
@@ -365,7 +371,7 @@ class EngineConfig:
         SPECULATION,
         Kind.TEXT,
         None,
-        "How the number of drafted tokens is chosen; off: no drafts. None: faser.",
+        "Policy that chooses the number of draft tokens; off: no drafts. Default: faser.",
         aliases=("--spec-policy",),
         choices=POLICIES,
         common=True,
@@ -374,32 +380,32 @@ class EngineConfig:
         SPECULATION,
         Kind.TEXT,
         "off",
-        "Draft the next tokens while the model verifies the last ones. auto: when that is faster, as measured "
-        "while it serves.",
+        "Draft the next tokens while the model verifies the last ones. auto: while measurements show that it is "
+        "faster.",
         choices=("auto", "on", "off"),
     )
     spec_partition: str = setting(
         SPECULATION,
         Kind.TEXT,
         "auto",
-        "How drafting and verification share the processors while they overlap. auto: cores on a CPU; on a GPU "
-        "sm, or streams.",
+        "How overlapped drafting and verification share the processors. auto: cores on a CPU; on a GPU sm, else "
+        "streams.",
         choices=("auto", "sm", "streams", "cores", "serial"),
     )
     early_prune: str = setting(
         SPECULATION,
         Kind.TEXT,
         "off",
-        "Let drafted tokens that the model will clearly reject leave its forward pass early. auto: when that is "
-        "faster; not on a GPU.",
+        "Drop draft tokens early in the forward pass when they are clearly going to be rejected. auto: when that "
+        "is faster; not on a GPU.",
         choices=("auto", "on", "off"),
     )
     audit_speculation: float = setting(
         SPECULATION,
         Kind.NUMBER,
         0.0,
-        "Share of the answers that drafts were made for which an idle engine computes again without drafts, to "
-        "compare every token. 0: none.",
+        "Fraction of the answers with drafts that an idle engine computes again without drafts, to compare every "
+        "token. 0: none.",
         metavar="rate",
         low=0,
         high=1,
@@ -408,13 +414,13 @@ class EngineConfig:
         ENGINE,
         Kind.OUTPUT_FILE,
         None,
-        "File for a trace of every step, which Perfetto and chrome://tracing can open.",
+        "File for a trace of every step, which Perfetto and chrome://tracing can open. Default: no trace.",
     )
     slo_ttft_ms: float | None = setting(
         SPECULATION,
         Kind.NUMBER,
         None,
-        "Target for the time to the first token, in milliseconds, of requests that have none of their own.",
+        "Target for the time to first token, in milliseconds, of requests that set none. Default: no target.",
         metavar="ms",
         low=0,
         above=True,
@@ -423,7 +429,8 @@ class EngineConfig:
         SPECULATION,
         Kind.NUMBER,
         None,
-        "Target for the time per further token, in milliseconds, of requests that have none of their own.",
+        "Target for the time per output token after the first, in milliseconds, of requests that set none. "
+        "Default: no target.",
         metavar="ms",
         low=0,
         above=True,
@@ -432,31 +439,31 @@ class EngineConfig:
         OUTPUT,
         Kind.TEXT,
         "none",
-        "Whether answers have vLLM's metrics.speculative_decoding, in addition to metrics.faser.",
+        "Add vLLM's metrics.speculative_decoding to answers, besides metrics.faser.",
         choices=("none", "summary", "detailed"),
     )
     structured_outputs_config: Mapping[str, Any] | None = setting(
         OUTPUT,
         Kind.JSON,
         None,
-        "How structured output is written, as JSON with vLLM's keys backend and disable_any_whitespace. None: "
-        "JSON answers have a space after each comma and colon, and no other one.",
+        "Options of structured output, as JSON with vLLM's keys backend and disable_any_whitespace. Default: "
+        "JSON answers have a space after each comma and colon, and no other white space.",
         example='{"disable_any_whitespace": false}',
     )
     kv_events_config: Mapping[str, Any] | None = setting(
         ENGINE,
         Kind.JSON,
         None,
-        "Publish over ZeroMQ what the prefix cache holds, for routers that send a prompt where its beginning is. "
-        "JSON with vLLM's keys enable_kv_cache_events, endpoint, replay_endpoint, topic, buffer_steps, hwm and "
-        "max_queue_size. Tokens of prompts leave the process. None: nothing is published.",
+        "Publish events of the prefix cache over ZeroMQ, for prefix-aware routers. JSON with vLLM's keys "
+        "enable_kv_cache_events, endpoint, replay_endpoint, topic, buffer_steps, hwm and max_queue_size. The "
+        "events contain the tokens of prompts. Default: nothing is published.",
         example='{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
     )
     max_logprobs: int = setting(
         OUTPUT,
         Kind.INTEGER,
         MAX_LOGPROBS,
-        "Most log probabilities that a request may ask for at each position.",
+        "Maximum number of log probabilities that a request may ask for at each position.",
         low=0,
         high=MAX_LOGPROBS,
     )

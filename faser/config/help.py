@@ -113,7 +113,7 @@ def _common(prog: str, common: Sequence[Setting]) -> str:
     return (
         f"usage: {prog} [MODEL] [flags]\n\n"
         f"Serve a model over HTTP. Without MODEL: the embedded SmolLM2-135M-Instruct.\n\n"
-        f"Flags most used:\n{_lines(common)}\n\n"
+        f"Common flags:\n{_lines(common)}\n\n"
         f"More help:\n{topics}\n"
         f"  --help=max-num-seqs           one flag\n  --help=all                    everything"
     )
@@ -130,8 +130,8 @@ def _lines(settings: Sequence[Setting]) -> str:
 
 def _line(each: Setting) -> str:
     usage = each.flag if each.kind is Kind.SWITCH else f"{each.flag} {each.placeholder}"
-    lines = textwrap.wrap(f"{each.help} [{_default(each)}]", _WIDTH - _INDENT)
-    text = ("\n" + " " * _INDENT).join(lines)
+    default = "" if each.default in (None, ()) else f" [{_default(each)}]"  # its help says what it is then
+    text = ("\n" + " " * _INDENT).join(textwrap.wrap(each.help + default, _WIDTH - _INDENT))
     gap = "\n" + " " * _INDENT if len(usage) > _INDENT - 4 else " " * (_INDENT - 2 - len(usage))
     return f"  {usage}{gap}{text}"
 

@@ -19,14 +19,15 @@ class ServerConfig:
 
     host: str = setting(SERVER, Kind.TEXT, "127.0.0.1", "Address to listen on.", metavar="address", common=True)
     port: int = setting(
-        SERVER, Kind.INTEGER, 8000, "Port to listen on. 0: any free one.", low=0, high=65535, common=True
+        SERVER, Kind.INTEGER, 8000, "Port to listen on. 0: any free port.", low=0, high=65535, common=True
     )
     data_parallel_size: int = setting(
         SERVER,
         Kind.COUNT,
         1,
-        "Engines that each hold the whole model. A request goes to the one that has seen the beginning of its "
-        "prompt, or has the least to do. On a CPU each has its share of the cores, on GPUs a device.",
+        "Number of engines that each hold the whole model. A request goes to the engine that has seen the "
+        "beginning of its prompt, else to the least busy one. On a CPU each has its share of the cores, on GPUs "
+        "a device.",
         aliases=("-dp",),
         low=1,
         high=64,
@@ -35,8 +36,8 @@ class ServerConfig:
         SERVER,
         Kind.INTEGER,
         None,
-        "Port of the first engine alone, for routers that choose an engine; those of the others follow. None: all "
-        "are reached through --port only.",
+        "Port that reaches the first engine alone, for routers that choose an engine; those of the others "
+        "follow. Default: all are reached through --port only.",
         low=1,
         high=65535,
     )
@@ -44,7 +45,7 @@ class ServerConfig:
         MODEL,
         Kind.TEXTS,
         (),
-        "Names of the model in requests; answers have the first one. Empty: the model's own name.",
+        "Model names accepted in requests; the first is returned in responses. Default: the model's own name.",
         aliases=("--alias", "-a"),
         one_flag_many=True,
         common=True,
@@ -53,22 +54,31 @@ class ServerConfig:
         SERVER,
         Kind.TEXTS,
         (),
-        "API key that requests must have. May be repeated; in the variable, commas separate several.",
+        "API key that requests must have. Can be repeated; in the variable, commas separate several keys. "
+        "Default: no key is needed.",
         metavar="key",
         secret=True,
         common=True,
     )
     api_key_file: str | None = setting(
-        SERVER, Kind.FILE, None, "File with further keys, one a line. SIGHUP reads it again.", metavar="file"
+        SERVER,
+        Kind.FILE,
+        None,
+        "File with further keys, one per line; SIGHUP reloads it. Default: none.",
+        metavar="file",
     )
     key_max_parallel_requests: int | None = setting(
-        SERVER, Kind.COUNT, None, "Most unfinished requests of one API key.", low=1
+        SERVER, Kind.COUNT, None, "Maximum number of unfinished requests per API key. Default: no limit.", low=1
     )
     key_rpm_limit: int | None = setting(
-        SERVER, Kind.COUNT, None, "Most requests per minute of one API key.", low=1
+        SERVER, Kind.COUNT, None, "Maximum requests per minute and API key. Default: no limit.", low=1
     )
     key_tpm_limit: int | None = setting(
-        SERVER, Kind.COUNT, None, "Most tokens per minute of one API key, prompts and answers together.", low=1
+        SERVER,
+        Kind.COUNT,
+        None,
+        "Maximum tokens per minute and API key, prompts and answers together. Default: no limit.",
+        low=1,
     )
     share_cache_across_keys: bool = setting(
         SERVER,
@@ -82,22 +92,22 @@ class ServerConfig:
         SERVER,
         Kind.SWITCH,
         True,
-        "Show a page at / with a chat and a view of the server at work. Its files need no API key; what they ask "
-        "of the server does.",
+        "Serve a web page at / with a chat and a live view of the server. Its files need no API key; its "
+        "requests to the server do.",
         aliases=("--webui",),
     )
     root_path: str | None = setting(
         SERVER,
         Kind.TEXT,
         None,
-        "Path under which a proxy serves FASER, whether or not the proxy takes it away.",
+        "URL prefix when behind a proxy, whether or not the proxy strips it. Default: none.",
         metavar="path",
     )
     ssl_keyfile: str | None = setting(
         SERVER,
         Kind.FILE,
         None,
-        "Private key for HTTPS. SIGHUP reads it again.",
+        "Private key for HTTPS; SIGHUP reloads it. Default: plain HTTP.",
         aliases=("--ssl-key-file",),
         metavar="file",
     )
@@ -105,7 +115,7 @@ class ServerConfig:
         SERVER,
         Kind.FILE,
         None,
-        "Certificate for HTTPS. SIGHUP reads it again.",
+        "Certificate for HTTPS; SIGHUP reloads it. Default: plain HTTP.",
         aliases=("--ssl-cert-file",),
         metavar="file",
     )
@@ -113,17 +123,18 @@ class ServerConfig:
         SERVER,
         Kind.LIST,
         (),
-        "Further names in Host headers that a server without API keys answers to, such as a proxy's. May be "
-        "repeated, or a JSON list. *.example.org: all names below example.org; *: all names. Always answered: IP "
-        "addresses, this machine's name, names without a dot, and those that end in .localhost, .local, .internal "
-        "or .home.arpa.",
+        "Additional Host names that a server without API keys accepts, such as a proxy's. Can be repeated, or a "
+        "JSON list. *.example.org: all names below example.org; *: all names. Default: only what is always "
+        "accepted: IP addresses, this machine's name, names without a dot, and names that end in .localhost, "
+        ".local, .internal or .home.arpa.",
         metavar="name",
     )
     allowed_origins: tuple[str, ...] = setting(
         SERVER,
         Kind.LIST,
         (),
-        "Origins whose web pages may use the server (CORS). May be repeated, or a JSON list. *: all of them.",
+        "Origins whose web pages may use the server (CORS). Can be repeated, or a JSON list. *: all origins. "
+        "Default: none.",
         metavar="origin",
     )
     allowed_methods: tuple[str, ...] = setting(
@@ -137,35 +148,35 @@ class ServerConfig:
         SERVER,
         Kind.NUMBER,
         None,
-        "Seconds that a request may take from its arrival to its end; then it is aborted (504). A request may ask "
-        "for less.",
+        "Maximum seconds from a request's arrival to its end; then it is aborted (504). A request may ask for "
+        "less. Default: no limit.",
         metavar="seconds",
         low=0,
         above=True,
     )
     max_request_bytes: int = setting(
-        SERVER, Kind.BYTES, 32 << 20, "Largest body of a request.", low=1 << 10, high=1 << 32
+        SERVER, Kind.BYTES, 32 << 20, "Maximum size of a request's body.", low=1 << 10, high=1 << 32
     )
     responses_store: int | None = setting(
         SERVER,
         Kind.BYTES,
         None,
-        "Memory for responses that later requests get by their id or continue (previous_response_id). None: none "
-        "are stored.",
+        "Memory for stored responses, which later requests get by id or continue (previous_response_id). "
+        "Default: no response is stored.",
         low=1 << 20,
         high=1 << 40,
     )
     h11_max_incomplete_event_size: int = setting(
-        SERVER, Kind.BYTES, 64 << 10, "Largest request line with its headers.", low=1 << 10, high=1 << 24
+        SERVER, Kind.BYTES, 64 << 10, "Maximum size of a request line with its headers.", low=1 << 10, high=1 << 24
     )
     h11_max_header_count: int = setting(
-        SERVER, Kind.INTEGER, 256, "Most headers of a request.", low=1, high=1 << 16
+        SERVER, Kind.INTEGER, 256, "Maximum number of headers per request.", low=1, high=1 << 16
     )
     timeout_request_headers: float = setting(
         SERVER,
         Kind.NUMBER,
         10.0,
-        "Seconds that the request line and headers may take to arrive.",
+        "Maximum seconds for the request line and headers to arrive.",
         metavar="seconds",
         low=0,
         above=True,
@@ -175,7 +186,7 @@ class ServerConfig:
         SERVER,
         Kind.NUMBER,
         60.0,
-        "Seconds that the body of a request may take to arrive.",
+        "Maximum seconds for the body of a request to arrive.",
         metavar="seconds",
         low=0,
         above=True,
@@ -185,7 +196,7 @@ class ServerConfig:
         SERVER,
         Kind.NUMBER,
         5.0,
-        "Seconds that a connection stays open without a request.",
+        "Seconds after which an idle connection is closed.",
         metavar="seconds",
         low=0,
         above=True,
@@ -195,18 +206,18 @@ class ServerConfig:
         SERVER,
         Kind.COUNT,
         None,
-        "Most connections that are open. None: as many as the limit on open files has room for.",
+        "Maximum number of open connections. Default: as many as the limit on open files allows.",
         low=8,
         high=1 << 20,
     )
     strict_request_fields: bool = setting(
-        SERVER, Kind.SWITCH, False, "Refuse requests with unknown fields. Off: they are named in the log."
+        SERVER, Kind.SWITCH, False, "Reject requests with unknown fields. Off: such fields are only logged."
     )
     shutdown_timeout: float = setting(
         SERVER,
         Kind.NUMBER,
         25.0,
-        "Seconds that running requests have to finish after SIGTERM. 0: they are aborted at once.",
+        "Seconds that running requests get to finish after SIGTERM. 0: they are aborted at once.",
         metavar="seconds",
         low=0,
         high=3600,
@@ -215,8 +226,8 @@ class ServerConfig:
         SERVER,
         Kind.INTEGER,
         3,
-        "How often the engine is started again within ten minutes, after it died or hung. Then the server exits "
-        "with status 1.",
+        "Maximum number of engine restarts within ten minutes, after it died or hung. Then the server exits with "
+        "status 1.",
         low=0,
         high=1000,
     )
@@ -224,8 +235,8 @@ class ServerConfig:
         SERVER,
         Kind.NUMBER,
         120.0,
-        "Seconds of silence after which the engine counts as hung: its requests fail, it is killed and started "
-        "again. Must be longer than any step.",
+        "Seconds of silence after which the engine counts as hung: its requests fail, and it is killed and "
+        "restarted. Must be longer than any step.",
         metavar="seconds",
         low=5,
         high=86400,
@@ -234,7 +245,7 @@ class ServerConfig:
         SERVER,
         Kind.TEXT,
         "info",
-        "Lowest level of messages that are logged.",
+        "Minimum log level.",
         aliases=("--uvicorn-log-level",),
         choices=("debug", "info", "warning", "error", "critical"),
         common=True,
@@ -243,14 +254,15 @@ class ServerConfig:
         SERVER,
         Kind.TEXT,
         "text",
-        "How lines of the log look. json: each is one JSON object, progress included.",
+        "Format of the log. json: each line is a JSON object, progress included.",
         choices=("text", "json"),
     )
     otlp_traces_endpoint: str | None = setting(
         SERVER,
         Kind.TEXT,
         None,
-        "URL that takes a span for each request, by OTLP over HTTP. Needs the packages of the extra otel.",
+        "URL to which a span of each request is sent, by OTLP over HTTP. Needs the packages of the extra otel. "
+        "Default: no spans.",
         metavar="url",
         example="http://127.0.0.1:4318/v1/traces",
     )
@@ -260,14 +272,14 @@ class ServerConfig:
         Kind.OUTPUT_FILE,
         None,
         "File to which finished answers are appended, as JSON lines for faser distill --from-traffic. Requests "
-        "with a cache_salt, or with store false, are left out.",
+        "with a cache_salt, or with store false, are left out. Default: nothing is recorded.",
         metavar="file",
     )
     chat_template: str | None = setting(
         OUTPUT,
         Kind.FILE,
         None,
-        "Jinja file that turns messages into a prompt. None: the model's.",
+        "Jinja file that turns messages into a prompt. Default: the model's own.",
         aliases=("--chat-template-file",),
     )
     tool_call_parser: str = setting(
@@ -298,16 +310,16 @@ class ServerConfig:
         ),
     )
     enable_auto_tool_choice: bool = setting(
-        OUTPUT, Kind.SWITCH, True, "Let requests leave it to the model whether it calls a tool."
+        OUTPUT, Kind.SWITCH, True, "Accept requests that let the model decide whether it calls a tool."
     )
     reasoning_parser: str = setting(
         OUTPUT,
         Kind.TEXT,
         "auto",
-        "How answers are divided into reasoning and content. auto: as the chat template suggests. none: they are "
-        "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them. "
-        "openai_gptoss: it is in the channel analysis of the harmony format. gemma4, granite and mistral: it is "
-        "between the marks of Gemma 4, Granite 3.2 and Magistral.",
+        "How answers are split into reasoning and content. auto: as the chat template suggests. none: they are "
+        "not split. qwen3: reasoning is between <think> and </think>. deepseek_r1: <think> may be missing. "
+        "openai_gptoss: reasoning is in the channel analysis of the harmony format. gemma4, granite and mistral: "
+        "it is between the marks of Gemma 4, Granite 3.2 and Magistral.",
         choices=("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss", "gemma4", "granite", "mistral"),
     )
     generation_config: str = setting(
@@ -320,7 +332,11 @@ class ServerConfig:
         synonyms=(("vllm", "none"),),
     )
     override_generation_config: Mapping[str, float] | None = setting(
-        OUTPUT, Kind.JSON, None, "Sampling defaults that replace the model's.", example='{"temperature": 0.2}'
+        OUTPUT,
+        Kind.JSON,
+        None,
+        "Sampling defaults that replace the model's. Default: none.",
+        example='{"temperature": 0.2}',
     )
     enable_force_include_usage: bool = setting(
         OUTPUT, Kind.SWITCH, False, "End every stream with its usage, whether or not the request asks for it."

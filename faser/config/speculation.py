@@ -94,8 +94,8 @@ class SpeculationConfig:
     is, draft_model or a kind of head; None: its files say it, and until they are read it is a draft model.
     MTP: the target's own layer, or with `model` an assistant of Gemma 4. draft_vocab_size: how many tokens
     that layer chooses from, or a block drafter of the whole vocabulary: the first ones; those that end generation
-    are added. None: one of DRAFT_VOCAB_SIZES, chosen for an MTP layer by what the model says, or all of a
-    vocabulary that the largest would hold.
+    are added. None: DRAFT_VOCAB_SIZE (of an MTP layer one of DRAFT_VOCAB_SIZES, chosen by what the model says), or
+    all of a vocabulary that the largest of these would hold.
     suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the n-gram
     model; NONE: none; None: counted with the tokenizer in the answers of the package. table: (first, last,
     gamma) by number of sequences, ascending without gaps. classes: settings of each class of requests, by

@@ -49,17 +49,17 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "method",
         Kind.TEXT,
-        "The drafter. auto: those that draft from text, and the draft model or the head if there is one; chosen "
-        "per request. mtp: the layer that the model's own checkpoint has for drafting (Qwen3.5), or "
-        "with `model` an assistant of Gemma 4.",
+        "Drafting method. auto: drafts from text, and from the draft model or the head if there is one, chosen "
+        "per request. mtp: the layer for drafting in the model's own checkpoint (Qwen3.5), or with `model` an "
+        "assistant of Gemma 4.",
         choices=METHODS,
         synonyms=(("ngram_gpu", "ngram"), *((name, MTP) for name in MTP_NAMES)),
     ),
-    _key("policy", Kind.TEXT, "How the number of drafted and verified tokens is chosen.", choices=POLICIES),
+    _key("policy", Kind.TEXT, "Policy that chooses the number of drafted and verified tokens.", choices=POLICIES),
     _key(
         "num_speculative_tokens",
         Kind.INTEGER,
-        "Drafted tokens of a sequence in a step: the number under policy fixed, the maximum under every other.",
+        "Draft tokens per sequence and step: the number under policy fixed, the maximum under every other policy.",
         low=1,
         high=MAX_DRAFT_TOKENS,
     ),
@@ -67,48 +67,48 @@ KEYS: tuple[Setting, ...] = (
         "model",
         Kind.TEXT,
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3, DFlash, DSpark, or an assistant of Gemma 4, method mtp): directory or hub id. None: with "
-        "auto the model's own MTP layer, if its checkpoint has one. 'none': no model.",
+        "head (EAGLE-3, DFlash, DSpark, or an assistant of Gemma 4, method mtp): directory or hub id. Default: "
+        "with auto the model's own MTP layer, if its checkpoint has one. 'none': no model.",
     ),
     _key(
         "model_method",
         Kind.TEXT,
-        "With auto, what `model` is: draft_model, or a kind of head; mtp: without `model` the model's own layer. "
-        "None: the files say it.",
+        "With auto, the kind of `model`: draft_model, or a kind of head; mtp: without `model` the model's own "
+        "layer. Default: as its files say.",
         choices=("draft_model", *HEAD_METHODS),
     ),
     _key("revision", Kind.TEXT, "Branch, tag or commit of a draft model or head."),
     _key(
         "max_model_len",
         Kind.INTEGER,
-        "Context up to which the draft model drafts, in tokens.",
+        "Maximum context in which the draft model drafts, in tokens.",
         low=1,
         high=1 << 24,
     ),
     _key(
         "draft_vocab_size",
         Kind.INTEGER,
-        "How many tokens an MTP layer chooses from, or a block drafter of the whole vocabulary: the first, which "
-        "are its commonest, and those that end generation. None: for an MTP layer 8192, 16384, 32768 or 65536, "
-        "chosen while serving by the tokens that the model generates (on GPUs, and for block drafters, 32768), "
-        "or all of a vocabulary of at most 65536. Not below the size of the vocabulary: all.",
+        "How many tokens an MTP layer chooses from, or a block drafter of the whole vocabulary: the first, "
+        "its commonest, and those that end generation. None: 32768; for MTP on a CPU 8192, 16384, 32768 or "
+        "65536, chosen while serving by the tokens that the model generates, or all of a vocabulary of at most "
+        "65536. Not below the size of the vocabulary: all.",
         low=1,
         high=1 << 24,
     ),
-    _key("prompt_lookup_min", Kind.INTEGER, "Shortest match of n-gram lookup, in tokens.", low=1, high=64),
-    _key("prompt_lookup_max", Kind.INTEGER, "Longest match of n-gram lookup, in tokens.", low=1, high=64),
+    _key("prompt_lookup_min", Kind.INTEGER, "Minimum match of n-gram lookup, in tokens.", low=1, high=64),
+    _key("prompt_lookup_max", Kind.INTEGER, "Maximum match of n-gram lookup, in tokens.", low=1, high=64),
     _key(
         "suffix_decoding_max_cached_requests",
         Kind.INTEGER,
-        "Past answers that suffix lookup drafts from. 0: none.",
+        "Maximum number of past answers that suffix lookup drafts from. 0: none.",
         low=0,
         high=1 << 30,
     ),
     _key(
         "ngram_model",
         Kind.TEXT,
-        "File of the n-gram model, or 'none'. None: one is counted with the model's tokenizer in answers of the "
-        "package.",
+        "File of the n-gram model, or 'none'. Default: one counted with the model's tokenizer in the package's "
+        "answers.",
     ),
     _key(
         "num_speculative_tokens_per_batch_size",
@@ -139,8 +139,8 @@ KEYS: tuple[Setting, ...] = (
     _key(
         "admission",
         Kind.TEXT,
-        "What becomes of a request whose target cannot be met: wait, refuse, or the name of the class as which it "
-        "runs instead.",
+        "What happens to a request whose target cannot be met: wait, refuse, or the name of the class that it "
+        "runs in instead.",
     ),
     _key(
         "classes", Kind.JSON, "{name: {enabled, max_tokens, slo, admission}}: settings of each class of requests."

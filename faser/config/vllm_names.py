@@ -6,11 +6,11 @@ _ONE = ("1",)
 
 _ONE_DEVICE = "a model runs on one device"
 _IN_JSON = "all settings of the drafter are in one JSON object"
-_NO_LORA = "this build has no adapters"
-_NO_MEDIA = "this build serves text only"
+_NO_LORA = "there are no LoRA adapters"
+_NO_MEDIA = "models read and write text only"
 _KV_SCALES = "8-bit keys and values are stored with a scale of one"
 _GRAPHS = "CUDA graphs are captured for the sizes of --cudagraph-capture-sizes, and for every length"
-_NO_ADMIN = "this build has no admin routes"
+_NO_ADMIN = "there are no admin routes"
 _SNAPSHOTS = "where states are kept for other prompts follows from the prompts, within --state-snapshot-memory"
 _OLDER = "it belongs to older versions"
 
@@ -32,7 +32,7 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
     refuse("--task", "it generates text only", neutral=("auto", "generate")),
     refuse("--convert", "it generates text only", neutral=("auto",)),
     refuse("--calculate-kv-scales", _KV_SCALES, switch=True),
-    refuse("--cpu-offload-gb", "there is no second memory to move weights to", neutral=("0", "0.0")),
+    refuse("--cpu-offload-gb", "weights are not offloaded", neutral=("0", "0.0")),
     refuse("--num-gpu-blocks-override", "blocks follow from the memory", instead="--kv-cache-memory"),
     refuse("--speculative-model", _IN_JSON, instead=f'--speculative-config \'{{"model": "{VALUE}"}}\''),
     refuse(
@@ -66,8 +66,8 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
     refuse("--uds", "it listens on TCP", instead="--host and --port"),
     refuse("--ssl-ca-certs", "client certificates are not checked", instead="a proxy"),
     refuse("--ssl-cert-reqs", "client certificates are not checked", neutral=("0",), instead="a proxy"),
-    refuse("--enable-ssl-refresh", "certificates are read again on SIGHUP", switch=True, instead="SIGHUP"),
-    refuse("--enable-tokenizer-info-endpoint", "this build has no /tokenizer_info", switch=True),
+    refuse("--enable-ssl-refresh", "certificates are reloaded on SIGHUP", switch=True, instead="SIGHUP"),
+    refuse("--enable-tokenizer-info-endpoint", "there is no /tokenizer_info", switch=True),
     refuse("--enable-sleep-mode", _NO_ADMIN, switch=True),
     refuse("--admin-api-key", _NO_ADMIN),
     refuse("--metrics-port", "metrics share the server's port", instead="--metrics-require-key"),
@@ -85,7 +85,7 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
     warn("--max-cudagraph-capture-size", _GRAPHS),
     warn("--max-seq-len-to-capture", _GRAPHS),
     warn("--attention-backend", "the backend follows from --backend"),
-    warn("--enable-chunked-prefill", "long prompts are always computed in pieces", switch=True),
+    warn("--enable-chunked-prefill", "long prompts are always prefilled in chunks", switch=True),
     warn("--max-num-partial-prefills", "prompts share a step's tokens as they come"),
     warn("--swap-space", "preempted sequences are computed again"),
     warn("--max-parallel-loading-workers", "weights are read by one process"),
@@ -109,7 +109,7 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
 # Keys of --speculative-config.
 FOREIGN_KEYS: dict[str, Foreign] = by_name(
     refuse("code_revision", "no code of a checkpoint is run"),
-    refuse("quantization", "weights are computed as they are, or dequantised (GGUF)"),
+    refuse("quantization", "the drafter's weights are used as stored, or dequantised (GGUF)"),
     refuse("kv_cache_dtype", "it is the target's: --kv-cache-dtype", neutral=("auto",)),
     refuse("draft_load_config", "how to load follows from the files", neutral=({},)),
     refuse("hf_overrides", "a checkpoint is served as it is", neutral=({},)),
@@ -165,10 +165,10 @@ FOREIGN_WRITING_KEYS: dict[str, Foreign] = by_name(
 
 # Values of --quantization and --kv-cache-dtype.
 _OTHER_QUANTIZATION = (
-    "it is not implemented; use a checkpoint in 16 bits, AWQ, GPTQ, compressed-tensors, FP8 or GGUF"
+    "it is not supported; use a checkpoint in 16 bits, AWQ, GPTQ, compressed-tensors, FP8 or GGUF"
 )
 REFUSED_QUANTIZATIONS = tuple((name, _OTHER_QUANTIZATION) for name in ("bitsandbytes", "modelopt", "nvfp4"))
-_OTHER_FP8 = "of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto"
+_OTHER_FP8 = "the only supported 8-bit types are e4m3 and int8; use fp8, int8 or auto"
 _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto, fp8 or int8"
 REFUSED_KV_TYPES = (
     *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
@@ -191,11 +191,11 @@ REFUSED_HEADS: dict[str, str] = {
     "muse": "the model that it drafts for is not served",
     "dflash2": "DFlash 2 is read in its own layout, whose config.json names DFlash2DraftModel",
     "peagle": "it drafts the positions of a block at once from mask tokens; FASER's heads draft one after another",
-    "eagle": "EAGLE-3's heads draft better, and they are computed",
-    "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are computed",
+    "eagle": "EAGLE-3's heads draft better, and they are supported",
+    "medusa": "its heads do not read what the earlier ones drafted; EAGLE-3's heads do, and they are supported",
     "mlp_speculator": "each of its positions has layers of its own, which no kernel here computes",
-    "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are computed",
-    "mtp": "of such layers only Qwen3.5's are computed, each a part of its model's own checkpoint",
+    "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are supported",
+    "mtp": "only Qwen3.5's MTP layers are supported, each a part of its model's own checkpoint",
 }
 
 MTP_NAMES = ("qwen3_5_mtp", "qwen3_next_mtp")  # older names of the method mtp; Qwen3.5's cards have the second
@@ -203,7 +203,7 @@ MTP_NAMES = ("qwen3_5_mtp", "qwen3_next_mtp")  # older names of the method mtp; 
 FOREIGN_METHODS: dict[str, str] = {
     **{method: REFUSED_HEADS[method] for method in ("mlp_speculator", "eagle", "medusa")},
     "custom_class": "no code of the operator's runs in the engine",
-    "extract_hidden_states": "hidden states are not handed out",
+    "extract_hidden_states": "hidden states are not returned",
 }
 
 REMOVED_METHODS: dict[str, str] = {
@@ -216,5 +216,5 @@ OLD_REJECTION_METHODS = tuple(
     for name in ("strict", "probabilistic", "rejection_sampler", "typical_acceptance_sampler")
 )
 REFUSED_WRITERS = tuple(
-    (name, "only llguidance is implemented; use auto") for name in ("xgrammar", "outlines", "lm-format-enforcer")
+    (name, "only llguidance is supported; use auto") for name in ("xgrammar", "outlines", "lm-format-enforcer")
 )

@@ -116,7 +116,7 @@ class StepTraceFile:
             self._give_up(error)
             return
         if self._left <= 0:
-            _log.warning("the step trace %s has reached its most bytes and ends here", self._path)
+            _log.warning("the step trace %s has reached its size limit; tracing stopped", self._path)
             self.close()
 
     def _give_up(self, error: OSError) -> None:

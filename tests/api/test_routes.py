@@ -146,7 +146,7 @@ def test_a_route_of_llama_cpps_own_is_a_404_that_names_those_there_are(
     answer = http.request(method, path, json={} if method == "POST" else None)
     assert answer.status_code == 404
     message = answer.json()["error"]["message"]
-    assert message.startswith(f"{method} {path} is not offered; the routes are ")
+    assert message.startswith(f"{method} {path} not found; available routes: ")
     assert "POST /v1/completions" in message
 
 

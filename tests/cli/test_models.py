@@ -169,7 +169,7 @@ def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture
 def test_a_server_tells_what_it_serves_and_what_its_cache_holds(tiny_checkpoint: Path) -> None:
     said = model_line(ServedModel.of(tiny_checkpoint), INFO)  # 4 blocks of 16 tokens
     assert said.startswith("Llama (LlamaForCausalLM) · 1 parameters · float32, ")
-    assert said.endswith(" on disk, 1B in memory · the KV cache holds 8 sequences of 8 tokens")
+    assert said.endswith(" on disk, 1B in memory · KV cache: 64 tokens (8 x the 8-token context)")
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,15 @@ def test_a_rate_near_the_capacity_is_not_known() -> None:
     found = held("with drafts", PACE, LENGTHS, SLO, 0.95 * capacity(PACE, LENGTHS))
     assert found.at_rate is None
     text = table(Own, SLO, [found])  # type: ignore[arg-type]
-    assert "with drafts: not known at 95% of the capacity" in text
+    assert "with drafts: 95% of the capacity, no estimate" in text
 
 
 def test_the_table_names_rates_targets_and_times() -> None:
     text = table(Own, SLO, [held("without drafts", PACE, LENGTHS, SLO, 2.0)])  # type: ignore[arg-type]
     assert re.search(
-        r"without drafts: \d+\.\d\d at most; \d+\.\d\d with 90% of them within TTFT 200 ms and TPOT", text
+        r"without drafts: max \d+\.\d\d req/s; \d+\.\d\d req/s at 90% attainment \(TTFT 200 ms, TPOT", text
     )
-    assert re.search(r"At 2 requests a second:\n  without drafts: TTFT \d+ ms \(99 % within \d+\), TPOT", text)
+    assert re.search(r"At 2 requests a second:\n  without drafts: TTFT mean \d+ ms, p99 \d+ ms; TPOT", text)
 
 
 def test_it_says_up_to_which_load_each_length_of_drafts_is_best() -> None:

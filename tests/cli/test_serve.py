@@ -52,7 +52,7 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
         assert "Traceback" not in errors
         assert re.search(
             r"faser serve: Llama \(LlamaForCausalLM\) · [\d.]+K parameters · float32, [\d.]+KiB on disk, "
-            r"[\d.]+KiB in memory · the KV cache holds [\d.e+]+ sequences of 2048 tokens\n",
+            r"[\d.]+KiB in memory · KV cache: [\d,]+ tokens \([\d.e+]+ x the 2048-token context\)\n",
             errors,
         )
     finally:

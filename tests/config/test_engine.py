@@ -63,7 +63,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8, int8"),
         (
             {"kv_cache_dtype": "fp8_e5m2"},
-            "kv_cache_dtype is fp8_e5m2; of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto",
+            "kv_cache_dtype is fp8_e5m2; the only supported 8-bit types are e4m3 and int8; use fp8, int8 or auto",
         ),
         (
             {"kv_cache_dtype": "bfloat16"},

@@ -53,7 +53,7 @@ IGNORED = {
     "-O3": "torch compiles nothing here",
     "--compilation-config '{\"level\": 3}'": "torch compiles nothing here",
     "--disable-log-requests": "prompts are not logged",
-    "--enable-chunked-prefill": "long prompts are always computed in pieces",
+    "--enable-chunked-prefill": "long prompts are always prefilled in chunks",
     "--chat-template-content-format string": "in the form that they expect",
     # llama.cpp
     "-ngl 99": "the whole model is on the device that --device chooses",
@@ -67,8 +67,8 @@ IGNORED = {
 REFUSED = {
     # vLLM
     "--pipeline-parallel-size 2": "a model runs on one device",
-    "--enable-lora": "this build has no adapters",
-    "--quantization bitsandbytes": "it is not implemented; use a checkpoint in 16 bits, AWQ, GPTQ",
+    "--enable-lora": "there are no LoRA adapters",
+    "--quantization bitsandbytes": "it is not supported; use a checkpoint in 16 bits, AWQ, GPTQ",
     "--max-model-length 4096": "Did you mean '--max-model-len'?",
     "--speculative-model m": '--speculative-config \'{"model": "m"}\'',
     # llama.cpp
@@ -77,8 +77,8 @@ REFUSED = {
     "--top-k 40": "--override-generation-config '{\"top_k\": 40}'",
     "-md draft.gguf": '--speculative-config \'{"model": "draft.gguf"}\'',
     "--draft-max 16": "--speculative-config '{\"num_speculative_tokens\": 16}'",
-    "--lora adapter.gguf": "this build has no adapters",
-    "--mmproj file": "this build serves text only",
+    "--lora adapter.gguf": "there are no LoRA adapters",
+    "--mmproj file": "models read and write text only",
     "--embeddings": "it generates text only",
     "-ctk q8_0": "--kv-cache-dtype",
     "--grammar-file g": "structured_outputs",

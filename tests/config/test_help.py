@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.config.declaration import GROUPS
+from faser.config.declaration import GROUPS, Setting
 from faser.config.help import help_text, markdown
 from faser.config.sources import SETTINGS, UsageError
 
@@ -53,3 +53,12 @@ def test_an_unknown_topic_gets_a_suggestion() -> None:
 @pytest.mark.parametrize("topic", ["", "all", *GROUPS])
 def test_help_fits_a_terminal(topic: str) -> None:
     assert max(len(line) for line in help_text("faser serve", topic, SETTINGS).splitlines()) <= 100
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.flag)
+def test_a_flag_says_its_default(setting: Setting) -> None:
+    """As a value in brackets, or in words where it has none; `none` in a shell would be a text."""
+    text = help_text("faser serve", setting.flag, SETTINGS).partition("\n  variable:")[0]
+    assert "None" not in text
+    assert ("Default" in text) == (setting.default in (None, ())), text
+    assert text.endswith("]") == (setting.default not in (None, ())), text

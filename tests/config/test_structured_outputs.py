@@ -30,7 +30,7 @@ def test_what_is_understood(given: dict[str, Any] | None, any_whitespace: bool) 
 @pytest.mark.parametrize(
     "given, problem",
     [
-        ({"backend": "xgrammar"}, "backend is xgrammar; only llguidance is implemented; use auto"),
+        ({"backend": "xgrammar"}, "backend is xgrammar; only llguidance is supported; use auto"),
         ({"backend": "best"}, "backend is best; it must be one of auto, llguidance, guidance"),
         ({"disable_any_whitespace": "no"}, "disable_any_whitespace is no; it must be true or false"),
         (

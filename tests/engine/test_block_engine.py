@@ -6,6 +6,7 @@ alike; see test_head_engine.py, whose models and conversations these are.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_model_and_drafter_may_both_be_gguf_files(tmp_path: Path) -> None:
     engine = built(path, drafting).engine
     assert answers(engine, 0.8) == answers(built(path, {"policy": "off"}).engine, 0.8)
     assert accepted(engine, "dspark")[0] > 500
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 10.5), ("Q4_0", 7), ("F32", 16)])
+def test_a_drafter_in_floats_is_rounded_as_its_model_is(tmp_path: Path, kind: str, bits: float) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, quantization=GGMLQuantizationType[kind])
+    shape = replace(BARE, state_layers=(0, 1, 2))
+    write_block(tmp_path / "head", shape, "dflash")
+    drafting = {"policy": "fixed", "num_speculative_tokens": 3, "model": str(tmp_path / "head")}
+    engine, without = built(path, drafting), built(path, {"policy": "off"})
+    values = sum(prod(each) for each in shape.tensors().values())
+    assert 8 * (engine.info.weight_bytes - without.info.weight_bytes) / values == pytest.approx(bits, rel=0.1)
+    assert answers(engine.engine, 0.8) == answers(without.engine, 0.8)
+    assert accepted(engine.engine, "dflash")[0] > 500
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

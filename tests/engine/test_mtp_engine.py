@@ -301,7 +301,8 @@ def test_of_a_large_vocabulary_the_layer_chooses_how_many_tokens_it_drafts(tmp_p
     vocabulary = drafter.vocabulary
     assert vocabulary is not None
     assert (vocabulary.sizes, vocabulary.size) == ((8_192, 16_384, 32_768, 65_536), 32_768)
-    sizes, found = cycle(range(4)), {}
+    sizes = cycle(range(4))
+    found: dict[tuple[str, int], list[int]] = {}
     for request in asked():
         chosen.engine.add(request)
         found[request.request_id, 0] = []

@@ -25,7 +25,7 @@ from benchmarks.gpu.engines import (
     target_of,
     with_engine,
 )
-from benchmarks.gpu.models import floor_s, step_bytes
+from benchmarks.gpu.models import VALUE_BYTES, floor_s, step_bytes
 from benchmarks.gpu.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.steps import (
@@ -74,8 +74,10 @@ def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
     _engine_cells(plan, desk, opened, name)
 
 
-def bare_cells(plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened) -> None:
-    """The runner alone, by sequences; floors are those of 16 bits."""
+def bare_cells(
+    plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened, *, product_bytes: int = VALUE_BYTES
+) -> None:
+    """The runner alone, by sequences. product_bytes: of a weight of the layers' products, for the floors."""
     clock, info, runner = clock_of(plan.device), opened.info, opened.runner
     for sequences in sorted(batches):
         if not desk.may_begin(f"{name}: {sequences} rows, bare"):
@@ -95,7 +97,14 @@ def bare_cells(plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened
                 "sequences": sequences,
                 "context": plan.sizes.context,
                 "bare_ms": spread_ms(taken),
-                **floors(desk, opened, rows=sequences, kv_tokens=sequences * plan.sizes.context, taken_s=taken),
+                **floors(
+                    desk,
+                    opened,
+                    rows=sequences,
+                    kv_tokens=sequences * plan.sizes.context,
+                    taken_s=taken,
+                    product_bytes=product_bytes,
+                ),
             },
         )
 
@@ -134,7 +143,9 @@ def _cell(desk: Desk, opened: Opened, steps: Steps, *, sequences: int, context: 
     }
 
 
-def floors(desk: Desk, opened: Opened, *, rows: int, kv_tokens: int, taken_s: Any) -> dict[str, float]:
+def floors(
+    desk: Desk, opened: Opened, *, rows: int, kv_tokens: int, taken_s: Any, product_bytes: int = VALUE_BYTES
+) -> dict[str, float]:
     """The least time at the rates measured on this device, and ratios to it and to the one at reference rates."""
     measured_s = floor_s(
         opened.spec,
@@ -142,13 +153,19 @@ def floors(desk: Desk, opened: Opened, *, rows: int, kv_tokens: int, taken_s: An
         kv_tokens=kv_tokens,
         bytes_s=environment.bytes_s(desk.folder),
         flops_s=environment.flops_s(desk.folder),
+        product_bytes=product_bytes,
     )
     reference_s = floor_s(
-        opened.spec, rows=rows, kv_tokens=kv_tokens, bytes_s=REFERENCE_BYTES_S, flops_s=REFERENCE_FLOPS_S
+        opened.spec,
+        rows=rows,
+        kv_tokens=kv_tokens,
+        bytes_s=REFERENCE_BYTES_S,
+        flops_s=REFERENCE_FLOPS_S,
+        product_bytes=product_bytes,
     )
     median_s = statistics.median(taken_s)
     return {
-        "step_bytes": step_bytes(opened.spec, kv_tokens=kv_tokens),
+        "step_bytes": step_bytes(opened.spec, kv_tokens=kv_tokens, product_bytes=product_bytes),
         "floor_ms": round(1e3 * measured_s, 4),
         "times_floor": round(median_s / measured_s, 3),
         "times_reference_floor": round(median_s / reference_s, 3),

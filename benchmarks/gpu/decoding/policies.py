@@ -271,10 +271,14 @@ def _floors(
     plan: Plan, desk: Desk, opened: Opened, draft: Path, sequences: int, taken_s: Sequence[float]
 ) -> dict[str, float]:
     """Return the least times: as many passes of the draft model as drafted tokens, and a step over all rows."""
-    rates = {"bytes_s": environment.bytes_s(desk.folder), "flops_s": environment.flops_s(desk.folder)}
+    bytes_s, flops_s = environment.bytes_s(desk.folder), environment.flops_s(desk.folder)
     kv_tokens, gamma = sequences * plan.sizes.context, plan.sizes.cycle_gamma
-    one_pass_s = floor_s(read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, **rates)
-    step_s = floor_s(opened.spec, rows=sequences * (gamma + 1), kv_tokens=kv_tokens, **rates)
+    one_pass_s = floor_s(
+        read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
+    )
+    step_s = floor_s(
+        opened.spec, rows=sequences * (gamma + 1), kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
+    )
     least_s = gamma * one_pass_s + step_s
     return {
         "floor_ms": round(1e3 * least_s, 4),

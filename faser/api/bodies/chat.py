@@ -187,7 +187,7 @@ def read_tool_choice(tools: list[Tool], choice: Any) -> ToolChoice:
             if mode is ToolMode.AUTO and not names:
                 mode = ToolMode.NONE
             if mode is ToolMode.REQUIRED and not names:
-                raise RequestError("tool_choice is required, and there are no tools", param="tool_choice")
+                raise RequestError('tool_choice is "required", but no tools were given', param="tool_choice")
             return ToolChoice(mode=mode, names=names)
         case {"type": "function", "function": {"name": str(name)}}:
             _check_declared(name, names, "tool_choice.function.name")

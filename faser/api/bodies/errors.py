@@ -166,7 +166,7 @@ async def _on_framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            message = f"{request.method} {request.url.path} is not offered; the routes are {_offered(request.app)}"
+            message = f"{request.method} {request.url.path} not found; available routes: {_offered(request.app)}"
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             message = f"{request.url.path} does not take {request.method}; it takes {allowed}"

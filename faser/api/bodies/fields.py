@@ -261,21 +261,21 @@ class UnsupportedField:
 
 _TEXT_ONLY = "this model reads and writes text only"
 _UNSUPPORTED = {
-    "use_beam_search": UnsupportedField("this build has no beam search", (False,)),
-    "length_penalty": UnsupportedField("this build has no beam search", (1.0, 1)),
-    "early_stopping": UnsupportedField("this build has no beam search", (False,)),
-    "guided_decoding_backend": UnsupportedField("llguidance alone is built in", ("auto", "guidance")),
+    "use_beam_search": UnsupportedField("there is no beam search", (False,)),
+    "length_penalty": UnsupportedField("there is no beam search", (1.0, 1)),
+    "early_stopping": UnsupportedField("there is no beam search", (False,)),
+    "guided_decoding_backend": UnsupportedField("the only backend is llguidance", ("auto", "guidance")),
     "guided_whitespace_pattern": UnsupportedField("--structured-outputs-config sets how JSON is written"),
     "spaces_between_special_tokens": UnsupportedField("text is put together byte by byte", (True,)),
     "logits_processors": UnsupportedField("this server runs no code from requests", ([],)),
-    "prompt_embeds": UnsupportedField("this build takes text and token ids only"),
-    "kv_transfer_params": UnsupportedField("this build moves no KV cache between servers", ({},)),
+    "prompt_embeds": UnsupportedField("prompts are text or token ids"),
+    "kv_transfer_params": UnsupportedField("the KV cache stays in one server", ({},)),
     "logprob_token_ids": UnsupportedField("log probabilities are those of the likeliest tokens", ([],)),
     "repetition_detection": UnsupportedField("no answer is ended for repeating itself; use penalties"),
-    "watermarking": UnsupportedField("this build marks no answers", (False,)),
-    "ec_transfer_params": UnsupportedField("this build has no encoder cache", ({},)),
+    "watermarking": UnsupportedField("answers are not watermarked", (False,)),
+    "ec_transfer_params": UnsupportedField("there is no encoder cache", ({},)),
     "stream_interval": UnsupportedField("every step is sent", (1,)),
-    "vllm_xargs": UnsupportedField("this build has no custom arguments", ({},)),
+    "vllm_xargs": UnsupportedField("there are no custom arguments", ({},)),
 }
 UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED | {
     "thinking_token_budget": UnsupportedField("completions have no reasoning; use /v1/chat/completions", (-1,)),

@@ -118,7 +118,6 @@ class ConnectionPool:
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
             _log.warning(
-                "%d connections are open, the most there may be; those that wait for their clients are closed, "
-                "the longest waiting first",
+                "connection limit (%d) reached; closing those that wait for their clients, longest first",
                 self._max_connections,
             )

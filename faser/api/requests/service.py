@@ -187,7 +187,7 @@ class Service:
             return served[0]
         if asked not in served:
             raise UnknownModelError(
-                f"the model {asked[:200]!r} does not exist here; served: {', '.join(served)}", param="model"
+                f"model {asked[:200]!r} not found; available models: {', '.join(served)}", param="model"
             )
         return asked
 

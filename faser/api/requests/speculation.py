@@ -65,7 +65,7 @@ def check_trace(params: SpeculationParams, *, streams_choices: bool, shares_cach
     if not streams_choices:
         problem = "it needs a stream of /v1/chat/completions or /v1/completions"
     elif shares_cache:
-        problem = "it would tell of other clients' answers; send a cache_salt to have past answers of your own"
+        problem = "it would reveal other clients' answers; send a cache_salt to draft from your own alone"
     if problem is not None:
         raise RequestError(f"speculative.trace is true; {problem}", param="speculative.trace")
 

@@ -110,6 +110,12 @@ class BlockSpec:
             raise ModelError("config.json: confidence_head_with_markov is true, but markov_rank is 0")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether there are no convolutions, no selector, and no scales of embeddings and logits."""
+        scales = (self.decoder.embedding_scale, self.decoder.logit_scale, self.decoder.logit_cap)
+        return not self.conv_kernel_size and not self.selector and scales == (1.0, 1.0, None)
+
+    @property
     def hidden_size(self) -> int:
         return self.decoder.hidden_size
 

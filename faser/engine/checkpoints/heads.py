@@ -248,7 +248,7 @@ def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
     fields = Fields(merged)
     if not fields.flag("use_aux_hidden_state", True):
-        raise ModelError("config.json: use_aux_hidden_state is false; only heads that project states are computed")
+        raise ModelError("config.json: use_aux_hidden_state is false; only true is supported")
     if (scale := fields.positive_float("logit_scale", 1.0)) != 1.0:
         raise ModelError(f"logit_scale of the head is {scale}; only 1 is computed")
     family = _ARCHITECTURES.get(architecture(config)) or str(config.get("model_type", "llama"))

@@ -84,7 +84,7 @@ class NativeAcceptance(Protocol):
         num_decided: int,
         is_drawn: bool,
     ) -> Ints:
-        """See StepDrafts.judge."""
+        """Judge drafts as StepDrafts.judge does."""
         ...
 
     def drop(self, slot: int) -> None: ...

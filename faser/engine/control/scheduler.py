@@ -186,7 +186,7 @@ class Scheduler:
     def use_policy(
         self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
     ) -> None:
-        """See Engine.use_policy."""
+        """Use another policy from the next step on: see Engine.use_policy."""
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
@@ -330,20 +330,21 @@ class Scheduler:
         return begun
 
     def can_schedule_async(self) -> bool:
-        """Return whether the next step can be planned now: this one has no drafts, tokens follow from logits."""
+        """Return whether the next step can be planned now: this one has no drafts, and scores no prompt."""
         first = self._in_flight[0]
         overlapped = self._speculation is not None and self._speculation.drafts_overlapped
-        return first.drafts is None and not overlapped and all(each.needs_only_logits for each in first.sequences)
+        return first.drafts is None and not overlapped and self._run_ahead(first.sequences)
 
     def plan_async(self) -> StepPlan | None:
         """Plan the step after the one in flight, which has no drafts; None: it has to wait for that one's tokens.
 
         The order is that of `plan`. A sequence that the step in flight ends, for other reasons than its length, is
-        computed in vain. Preemption waits for a step with nothing in flight, and so do sequences that need more
-        than logits.
+        computed in vain, and so is one that gets no token there. Preemption waits for a step with nothing in
+        flight, and so do sequences that `_run_ahead` excludes.
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
-        if not self._all_need_only_logits():
+        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
+        if not self._run_ahead(self._running if newcomer is None else (*self._running, newcomer)):
             return None
         self._take_loaded()
         decoding, prompts = self._following(self._in_flight[0])
@@ -374,6 +375,8 @@ class Scheduler:
         positions = {sequence: at for at, sequence in enumerate(in_flight.sequences)}
         for sequence in self._running:
             at = positions.get(sequence)
+            if at is not None and in_flight.rows.starts[at] + in_flight.rows.counts[at] > sequence.num_tokens:
+                at = None  # its row has no input: the step before brought no token
             if at is not None and in_flight.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(_FollowingRows(sequence, 0, 0))
@@ -405,11 +408,19 @@ class Scheduler:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
         return step.limits.take_rows(sequence, num_rows)
 
-    def _all_need_only_logits(self) -> bool:
-        """Neither a running sequence nor the one that would be admitted next needs more than logits."""
-        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
-        return (newcomer is None or newcomer.needs_only_logits) and all(
-            each.needs_only_logits for each in self._running
+    def _run_ahead(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether steps of these may be launched before the step in flight has ended.
+
+        Scores of a prompt are read off the step's own forward. A grammar that was not ready leaves a row without
+        input in the step that was launched ahead, which may not enter a recurrent state.
+        """
+        return all(
+            each.needs_only_logits
+            or (
+                each.sampling.prompt_logprobs is None
+                and (not self._state_chunk or each.sampling.structured_output is None)
+            )
+            for each in sequences
         )
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
@@ -522,7 +533,7 @@ class Scheduler:
         return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
 
     def take_kv_events(self) -> list[KvEvent]:
-        """See KvManager.take_events."""
+        """Return and forget the changes of the prefix index since the last call."""
         return self._kv.take_events()
 
     def check_invariants(self) -> None:
@@ -687,7 +698,7 @@ class Scheduler:
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
-        flight wait for its end, and next to one only sequences that need nothing but logits start.
+        flight wait for its end, and next to one only sequences start that `_run_ahead` allows.
         """
         if not self._waiting:
             return
@@ -696,7 +707,7 @@ class Scheduler:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
             sequence = step.limits.next_to_start(self._waiting, self._running, among)
-            if sequence is None or (self._in_flight and not sequence.needs_only_logits):
+            if sequence is None or (self._in_flight and not self._run_ahead((sequence,))):
                 return
             if self._disk is not None and self._disk.begin(sequence, spare=self._soon_wanted()):
                 self._waiting.remove(sequence)

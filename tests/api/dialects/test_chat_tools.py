@@ -306,7 +306,7 @@ def test_special_tokens_of_the_format_are_shown_to_the_parser_only_when_needed(
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "a b"),
         ({"tools": [*TOOLS, TOOLS[1]]}, "tools.2.function.name", "tools.1 has too"),
         ({"tools": [TOOLS[1]] * 1025}, "tools", "1024"),
-        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools were given"),
         ({"tool_choice": "sometimes", "tools": TOOLS}, "tool_choice", "sometimes"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS},

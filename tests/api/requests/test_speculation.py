@@ -449,8 +449,8 @@ def test_a_traced_stream_says_of_each_step_where_its_tokens_come_from(
     [
         (CHAT, {"stream": False}, "needs a stream of /v1/chat/completions or /v1/completions"),
         (TEXT, {"stream": None}, "needs a stream of /v1/chat/completions or /v1/completions"),
-        (CHAT, {"cache_salt": None}, "would tell of other clients' answers; send a cache_salt"),
-        (TEXT, {"cache_salt": None}, "would tell of other clients' answers; send a cache_salt"),
+        (CHAT, {"cache_salt": None}, "would reveal other clients' answers; send a cache_salt"),
+        (TEXT, {"cache_salt": None}, "would reveal other clients' answers; send a cache_salt"),
         ("/v1/responses", {"input": "hi", "messages": None}, "needs a stream of /v1/chat/completions"),
         ("/v1/messages", {"max_tokens": 9, "messages": HI}, "needs a stream of /v1/chat/completions"),
     ],

@@ -56,6 +56,8 @@ def test_a_step_reads_the_weights_once_without_the_embedding_and_the_cache_of_al
     assert step_bytes(large, kv_tokens=0) == 2 * (8_030_261_248 - 128256 * 4096)
     assert step_bytes(small, kv_tokens=0) == 2 * 1_235_814_400
     assert step_bytes(large, kv_tokens=3) - step_bytes(large, kv_tokens=0) == 3 * 131072
+    products = 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
+    assert step_bytes(large, kv_tokens=3) - step_bytes(large, kv_tokens=3, product_bytes=1) == products
 
 
 def test_a_floor_is_the_longer_of_moving_and_computing(tmp_path: Path) -> None:
@@ -64,6 +66,10 @@ def test_a_floor_is_the_longer_of_moving_and_computing(tmp_path: Path) -> None:
     assert moving == pytest.approx(3.52e-3, rel=0.01)
     computing = floor_s(spec, rows=320, kv_tokens=0, bytes_s=4.3e12, flops_s=780e12)
     assert computing == pytest.approx(320 * 0.0192e-3, rel=0.01)
+    eight = floor_s(spec, rows=1, kv_tokens=1024, bytes_s=4.3e12, flops_s=780e12, product_bytes=1)
+    assert eight == pytest.approx(1.90e-3, rel=0.01)
+    computing = floor_s(spec, rows=320, kv_tokens=0, bytes_s=1e15, flops_s=780e12, product_bytes=1)
+    assert computing == pytest.approx(160 * 0.0192e-3, rel=0.01)
 
 
 def test_phases_count_the_head_that_the_draft_model_of_overlap_has_of_its_own() -> None:

@@ -40,7 +40,7 @@ FEW = replace(DSPARK, draft_vocab=100)
 BLOCKS: dict[str, tuple[str, BlockShape, torch.dtype, dict[str, Any]]] = {
     "dspark": ("dspark", DSPARK, torch.float32, {}),
     "dspark, bfloat16": ("dspark", replace(DSPARK, num_layers=3), torch.bfloat16, {}),
-    "dspark, int8": ("dspark", replace(DSPARK, markov_rank=32), torch.bfloat16, {"quantization": "int8"}),
+    "dspark, int8": ("dspark", DSPARK, torch.bfloat16, {"quantization": "int8"}),
     "dspark, int4": ("speculators", replace(FEW, markov_rank=32), torch.bfloat16, {"quantization": "int4"}),
     "dspark, keys in int8": ("dspark", DSPARK, torch.bfloat16, {"kv": torch.int8}),
     "speculators, few tokens": ("speculators", FEW, torch.float32, {}),

@@ -4,6 +4,7 @@ Formulas and defaults are those of llama.cpp's converter, conversion/*.py, and o
 the keys that all of them share, rope.py those of the rotary embedding.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -438,7 +439,7 @@ def _dflash_fields(file: GgufFile, config: Config) -> Config:
         "mask_token_id": file.require("tokenizer.ggml.mask_token_id", int),
         "sample_from_anchor": file.get("dflash.sample_from_anchor", bool, corrected),
         "is_causal": file.get("dflash.attention.causal", bool, False),
-        "markov_rank": file.shape("markov_w1.weight")[1] if corrected else 0,
+        "markov_rank": _columns(file, "markov_w1.weight") if corrected else 0,
         "output_multiplier": file.number("dflash.logit_scale", 0.0) or None,
         "final_logit_softcapping": file.number("dflash.final_logit_softcapping", 0.0) or None,
         "input_embedding_scale": file.number("dflash.embedding_scale", 0.0) or None,
@@ -449,14 +450,19 @@ def _dflash_fields(file: GgufFile, config: Config) -> Config:
         found |= {name: file.size(f"dflash.{name}") for name in names}
     if file.has_tensor("conf_proj.weight"):
         found["enable_confidence_head"] = True
-        found["confidence_head_with_markov"] = file.shape("conf_proj.weight")[-1] > hidden_size
+        found["confidence_head_with_markov"] = _columns(file, "conf_proj.weight") > hidden_size
     if file.has_tensor(DRAFT_IDS):
-        found["draft_vocab_size"] = file.shape(DRAFT_IDS)[0]
+        found["draft_vocab_size"] = math.prod(file.shape(DRAFT_IDS))
     if window := file.get("dflash.attention.sliding_window", int):
         local = file.require_list("dflash.attention.sliding_window_pattern", bool)
         found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in local]
         found["sliding_window"] = window
     return found
+
+
+def _columns(file: GgufFile, name: str) -> int:
+    """Return how many values a row of a tensor has."""
+    return (file.shape(name) or (1,))[-1]
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -174,7 +174,7 @@ class BlockModel:
             layers=buffers.of_layers(len(buffers.hidden)),
             logits=buffers.logits,
         )
-        self._drafting_stack = self._stack()
+        self._drafting_stack = self._stack() if spec.is_plain else None
         windows = [each for each in spec.decoder.windows if each is not None]
         self.shortest_window = min(windows, default=None)
 

@@ -78,15 +78,15 @@ class BlockRunner:
 
     @property
     def experts_read(self) -> int:
-        """See Backend."""
+        """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
 
     def row_edges(self, most: int) -> tuple[int, ...]:
-        """See Backend."""
+        """Return the row counts below `most` that fill tiles of the backend's products."""
         return self._backend.row_edges(most)
 
     def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """See Runner."""
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
         return repeatable_memory(self._backend, self._cache)
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class BlockLoop:
 
     @property
     def memory(self) -> Sequence[Tensor] | None:
-        """See Runner.repeatable_memory."""
+        """Return the cache, as Runner.repeatable_memory does; None where bits of a row depend on its batch."""
         return self._runner.repeatable_memory()
 
     def places(self, max_tokens: int) -> int:

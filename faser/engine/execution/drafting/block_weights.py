@@ -5,7 +5,6 @@ lacks or repeats them. A head over the whole of a large vocabulary would be most
 rows, a copy for drafts alone, take its place.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
 from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
-from faser.engine.execution.drafting.head_weights import check_quantization, head_packer, open_head
+from faser.engine.execution.drafting.head_weights import RowsSource, check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import ByteProgress, Packer, WeightSource
@@ -44,10 +43,11 @@ def load_block(
     the tokens that it chooses from where its own logits are of the whole vocabulary; None: all.
     """
     check_quantization(quantization, spec, backend, directory)
-    source = open_head(directory)
+    source: WeightSource
+    source = stored = open_head(directory)
     own_ids = tensors.draft_token_ids(source, spec)
     if own_ids is None and draft_ids is not None and spec.quantization is None:
-        source = RowsSource(source, (tensors.HEAD, tensors.MARKOV_CANDIDATES), draft_ids)
+        source = RowsSource(stored, (tensors.HEAD, tensors.corrections(spec)[1]), draft_ids)
         spec = replace(spec, draft_vocab_size=len(draft_ids))
     else:
         draft_ids = own_ids
@@ -98,22 +98,6 @@ def _has_mask(source: WeightSource, spec: BlockSpec, directory: Path) -> bool:
             "drafter needs one of them"
         )
     return has_mask and (spec.mask_token_id is None or spec.method == DFLASH)
-
-
-class RowsSource:
-    """A WeightSource over another, some of whose matrices have these rows alone."""
-
-    def __init__(self, source: WeightSource, matrices: Sequence[str], rows: Tensor) -> None:
-        self._source = source
-        self._matrices = matrices
-        self._rows = rows
-
-    def names(self) -> Sequence[str]:
-        return self._source.names()
-
-    def get(self, name: str) -> Tensor:
-        weight = self._source.get(name)
-        return weight[self._rows] if name in self._matrices else weight
 
 
 def _markov(spec: BlockSpec, packer: Packer) -> MarkovWeights | None:

@@ -41,7 +41,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConvolutions:
-    """Of one layer."""
+    """Convolutions of one layer."""
 
     attention: Convolution
     network: Convolution
@@ -71,9 +71,10 @@ class LayerConvolutions:
 
 
 def convolve(x: Tensor, base: Tensor, dynamic: Tensor, depth: Tensor) -> Tensor:
-    """[B, H] in the type of x. base: [T, H]; dynamic: [B, T, groups], of adjacent channels; both float32.
+    """Convolve rows x [B, H] with those before them. base: [T, H]; dynamic: [B, T, groups], both float32.
 
-    depth: [B], how many rows of its block come before a row, which are the rows before it.
+    A group is adjacent channels. depth: [B], how many rows of its block come before a row, directly before it.
+    Returns [B, H] in the type of x.
     """
     _, taps, groups = dynamic.shape
     kernels = base + dynamic.repeat_interleave(x.shape[1] // groups, dim=2)

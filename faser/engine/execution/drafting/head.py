@@ -111,6 +111,8 @@ class HeadDrafter:
             self._read_ahead(full)
 
     def release(self, slot: int) -> None:
+        if slot in self._lines:
+            self._fill_last_block(slot)
         self._lines.pop(slot, None)
         self._states.release(slot)
         self._cache.release(slot)
@@ -153,6 +155,17 @@ class HeadDrafter:
         if inputs:
             self.loop.read(inputs)
             self._fill(inputs)
+
+    def _fill_last_block(self, slot: int) -> None:
+        """Read what the last full block lacks: a sequence that begins with these blocks needs all of them."""
+        line, pieces = self._lines[slot], self._states.pieces(slot, 0)
+        if not pieces or line.apart or not line.computed:
+            return
+        size = self._cache.block_size
+        end = min(pieces[-1].end, len(line.token_ids) - 1) // size * size
+        if 0 < end - line.computed <= size and (found := self._unread(slot, end - 1, oldest=0)) is not None:
+            self.loop.read([found])
+            self._fill([found])
 
     def _unread(self, slot: int, last: int, *, oldest: int, max_tokens: int = 1) -> DraftInput | None:
         """The rows of the states up to position last that the cache lacks, at least the last one.
@@ -233,7 +246,7 @@ class HeadLoop:
 
     @property
     def memory(self) -> Sequence[Tensor] | None:
-        """See Runner.repeatable_memory."""
+        """Return the cache, as Runner.repeatable_memory does; None where bits of a row depend on its batch."""
         return self._runner.repeatable_memory()
 
     def places(self, max_tokens: int) -> int:
@@ -342,7 +355,7 @@ class Head(Protocol):
 
     @property
     def vocabulary(self) -> DraftVocabulary | None:
-        """How many of the draft_ids it chooses from; None: always all."""
+        """Return how many of the draft_ids it chooses from; None: always all."""
         ...
 
     @property
@@ -404,11 +417,11 @@ class HeadRunner:
 
     @property
     def experts_read(self) -> int:
-        """See Backend."""
+        """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
 
     def row_edges(self, most: int) -> tuple[int, ...]:
-        """See Backend."""
+        """Return the row counts below `most` that fill tiles of the backend's products."""
         return self._backend.row_edges(most)
 
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
@@ -427,7 +440,7 @@ class HeadRunner:
         return self.head.logits(hidden)
 
     def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """See Runner."""
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
         return repeatable_memory(self._backend, self._cache)
 
     @property

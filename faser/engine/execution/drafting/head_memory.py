@@ -257,7 +257,7 @@ class HeadCache:
 
     def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:
         self.table = BlockViews(table)
-        self._size = block_size
+        self.block_size = block_size
         self._marks = BlockMarks(table, num_blocks=num_blocks, block_size=block_size)
         self._lines: dict[int, HeadLine] = {}
 
@@ -271,11 +271,11 @@ class HeadCache:
 
     def place(self, slot: int, position: int) -> int:
         """Return the place of a position in what the slot sees of its blocks."""
-        return position - self.table.first(slot) * self._size
+        return position - self.table.first(slot) * self.block_size
 
     def room(self, slot: int) -> int:
         """Positions that the slot's blocks have."""
-        return (self.table.first(slot) + len(self.table.blocks(slot))) * self._size
+        return (self.table.first(slot) + len(self.table.blocks(slot))) * self.block_size
 
     def begin(self, slot: int, last: int) -> int:
         """The first position that a row has to be computed for, so that there is one for position last."""
@@ -289,9 +289,9 @@ class HeadCache:
 
         Returns the states to read for the rows of this block before it.
         """
-        line, begin = self._lines[slot], position // self._size * self._size
+        line, begin = self._lines[slot], position // self.block_size * self.block_size
         line.apart, line.read = True, array("q")
-        self.table.leave_out(slot, begin // self._size)
+        self.table.leave_out(slot, begin // self.block_size)
         return [StatePiece(UNKNOWN, begin, position - begin)] if position > begin else []
 
     def write(self, slot: int, begin: int) -> None:
@@ -320,7 +320,7 @@ class HeadCache:
 
     def blocks(self, slot: int, begin: int) -> list[int]:
         """The blocks of the computed rows from this position on."""
-        first, size = self.table.first(slot), self._size
+        first, size = self.table.first(slot), self.block_size
         return self.table.blocks(slot)[begin // size - first : -(-self._lines[slot].computed // size) - first]
 
     def distrust(self) -> None:
@@ -331,5 +331,5 @@ class HeadCache:
         """Raises AssertionError where rows, blocks and marks disagree. Slow: for tests."""
         for slot, line in self._lines.items():
             assert 0 <= line.computed <= min(len(line.token_ids), self.room(slot))
-            assert not line.read or line.read[1] >= self.table.first(slot) * self._size
+            assert not line.read or line.read[1] >= self.table.first(slot) * self.block_size
             self._marks.check_invariants(slot, line)

@@ -5,7 +5,6 @@ or repeats are the target's own.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ from faser.engine.execution.models.weights import (
 )
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.low_bit.rows import MULTIPLIED, LowBitRows
 from faser.kernels.interface.shapes import PackedLinear
 
 _PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))  # of names as the authors of EAGLE-3 write them
@@ -87,7 +86,7 @@ def load_head(
     return Eagle3Head(spec, backend, weights, draft_ids, rotary, buffers)
 
 
-def open_head(directory: Path) -> WeightSource:
+def open_head(directory: Path) -> "RenamedSource":
     """The tensors of a GGUF file, or of a head's directory: from safetensors files, else a file of torch.save.
 
     Raises ModelError that names the missing or damaged file.
@@ -178,7 +177,7 @@ def head_packer(
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
-    elif isinstance(source, RenamedSource) and backend.prefers_low_bit:
+    elif isinstance(source, RenamedSource | RowsSource) and backend.prefers_low_bit:
         blocks = source.blocks
     own = set(source.names())
     for name in (tensors.EMBEDDING, tensors.HEAD):
@@ -200,7 +199,12 @@ def head_packer(
     shapes = {name: shape for name, shape in shapes.items() if name not in shared}
     check_names(source, shapes, lambda name: name in shared or tensors.ignorable(name))
     if quantization is not None:
-        blocks = partial(rounded_rows, source, quantization)
+        scheme, packed = quantization, shapes
+
+        def rounded(name: str) -> LowBitRows | None:
+            return rounded_rows(source, scheme, name) if packed[name][-1] % MULTIPLIED == 0 else None
+
+        blocks = rounded
     packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
     return packer, shared
 
@@ -260,6 +264,27 @@ class RenamedSource:
         if name not in self._stored or not isinstance(self._source, GgufSource):
             return None
         return gguf_rows(self._source, self._stored[name])
+
+
+class RowsSource:
+    """A WeightSource over another, some of whose matrices have these rows alone."""
+
+    def __init__(self, source: RenamedSource, matrices: Sequence[str], rows: Tensor) -> None:
+        self._source = source
+        self._matrices = matrices
+        self._rows = rows
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def get(self, name: str) -> Tensor:
+        weight = self._source.get(name)
+        return weight[self._rows] if name in self._matrices else weight
+
+    def blocks(self, name: str) -> LowBitRows | None:
+        """Return what RenamedSource.blocks does, of these rows."""
+        found = self._source.blocks(name)
+        return found.take(self._rows.numpy()) if found is not None and name in self._matrices else found
 
 
 class LendingSource:

@@ -198,7 +198,7 @@ def checkpoint_form(
             _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
             return CheckpointForm(source=codes)
         _log.info(
-            "%s: weights (%s, %s bits) are multiplied as they are stored, by activations in 8 bits",
+            "%s: using weights (%s, %s bits) as stored, with 8-bit activations",
             directory,
             stored.method,
             " and ".join(map(str, stored.bits)),
@@ -209,13 +209,13 @@ def checkpoint_form(
         return CheckpointForm(source=floats)
     if floats.has_cache_scales:
         _log.info(
-            "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
+            "%s: ignoring the scales of keys and values; --kv-cache-dtype fp8 uses a scale of one", directory
         )
     if not backend.has_fp8:
         _warn_of_dequantising(directory, stored.method, "fp8", backend, dtype)
         return CheckpointForm(source=floats)
     if stored.static_inputs:
-        _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
+        _log.info("%s: ignoring static activation scales; using per-token scales", directory)
     return CheckpointForm(source=floats, stored=floats.fp8)
 
 
@@ -230,7 +230,7 @@ def _mxfp4_form(
     if not backend.has_low_bit:
         _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
         return CheckpointForm(source=source)
-    _log.info("%s: experts (mxfp4) are multiplied as they are stored, by activations in 8 bits", directory)
+    _log.info("%s: using experts (mxfp4) as stored, with 8-bit activations", directory)
     return CheckpointForm(source=source, blocks=source.rows)
 
 
@@ -241,7 +241,7 @@ def _gguf_form(path: Path, source: WeightSource) -> CheckpointForm:
             f"--quantization is gguf; the weights come from {type(source).__name__}, not from a file"
         )
     _log.info(
-        "%s: weights in %s are multiplied as they are stored, by activations in 8 bits",
+        "%s: using weights in %s as stored, with 8-bit activations",
         path,
         block_formats(source) or "no low-bit format",
     )

@@ -429,7 +429,9 @@ class Packer:
         if len(parts) < len(found):
             return None
         if not can_stack(parts):
-            _log.warning("%s take their inputs in several orders: dequantised", ", ".join(names))
+            _log.warning(
+                "%s use different act-order permutations and cannot be fused; dequantising them", ", ".join(names)
+            )
             return None
         for name, part, order in zip(names, parts, orders, strict=True):
             self._read(name, part.shape, order)

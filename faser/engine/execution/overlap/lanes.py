@@ -183,5 +183,6 @@ def make_on_lanes(
         refusal = str(error)
     lanes.partition.close()
     replaced = replace(lanes, partition=otherwise(), fallback=refusal)
-    _log.warning("lanes are %s instead of %s: %s", replaced.partition.name, lanes.partition.name, refusal)
+    names = replaced.partition.name, lanes.partition.name
+    _log.warning("falling back to partition %s (requested %s): %s", *names, refusal)
     return replaced, make(device_lanes_of(replaced.partition))

@@ -79,11 +79,11 @@ class Runner:
 
     @property
     def experts_read(self) -> int:
-        """See Backend."""
+        """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
 
     def row_edges(self, most: int) -> tuple[int, ...]:
-        """See Backend."""
+        """Return the row counts below `most` that fill tiles of the backend's products."""
         return self._backend.row_edges(most)
 
     def forward(self, batch: RowBatch) -> None:
@@ -214,8 +214,12 @@ class Runner:
 
     def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the token that follows each of these rows of the last forward."""
+        return self.sample_from(self.logits(rows), requests)
+
+    def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
+        """Sample a token from each row of the last `logits`, which may have been edited in place."""
         assert self._token_sampler is not None, "this runner only gives logits"
-        return self._token_sampler.take(self.logits(rows), requests)
+        return self._token_sampler.take(logits, requests)
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin."""

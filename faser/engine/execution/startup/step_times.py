@@ -155,8 +155,8 @@ def cached_profile(
     times = measure()
     if times.busy_share >= BUSY_SHARE:
         _log.warning(
-            "other processes took %.0f %% of the cores while step times were measured: "
-            "they serve until the next start, which measures again",
+            "other processes took %.0f %% of the cores while step times were measured; "
+            "using these times until the next start, which measures again",
             100 * times.busy_share,
         )
     try:
@@ -220,7 +220,11 @@ def start_check(
         return None
     if meter.share < _DISTURBED:
         return slower
-    _log.info("step times are kept: %s, but other processes take %.0f %% of the cores", slower, 100 * meter.share)
+    _log.info(
+        "keeping the cached step times: %s, but other processes take %.0f %% of the cores",
+        slower,
+        100 * meter.share,
+    )
     return None
 
 

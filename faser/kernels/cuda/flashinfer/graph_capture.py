@@ -266,7 +266,7 @@ class FixedPlan:
 
 
 def num_planned(size: GraphBatchSize) -> int:
-    """Return how many sequences a size's plans have: tiles hold the rows that one may have if all others have one."""
+    """Return how many sequences a size's plans have: tiles hold the rows of one if all others have one."""
     return size.sequences if size.tile_rows is None else max(size.sequences, size.rows - size.tile_rows + 1)
 
 

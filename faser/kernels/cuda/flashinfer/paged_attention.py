@@ -31,8 +31,9 @@ from faser.kernels.interface.shapes import AttentionShape
 # device and again on the host, would take a gigabyte for all graphs.
 PLAN_BYTES = 256 << 10
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends for the partial results of split sequences
-# From this many query heads per KV head on, one row fills a tile of the tensor cores well enough.
-_TENSOR_CORE_GROUP = 4
+# Query heads per KV head from which on decoding takes the tensor cores: the kernel for prompts, whose plans may
+# have empty pieces and be made for a lane. The other kernel's may not (decode.cuh: a chunk's length is unsigned).
+_TENSOR_CORE_GROUP = 2
 _MOST_BLOCKS_PER_PROCESSOR = 32  # of the decode kernel; the hardware limit
 _MANY_ROWS = 128  # packed query rows, that fill the widest tile
 _SLACK_BYTES = 64  # for the alignment of two arrays in a workspace
@@ -134,7 +135,7 @@ class AttentionWrappers:
         return wrapper
 
     def left_out_blocks(self, kind: AttentionKind, grid: "PlanGrid", counts: NDArray[np.int32]) -> int:
-        """How many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""
+        """Return how many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""
         if not kind.uses_tensor_cores:
             return 0
         pieces = grid.most_pieces(kind, self._num_processors, grid.tiles_of(kind, counts))

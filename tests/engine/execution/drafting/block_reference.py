@@ -202,7 +202,9 @@ class GemmaReference(BlockReference):
     def hidden(self, states: Floats, anchor: int, count: int) -> Floats:
         shape, w, n, ones = self.shape, self.weights, len(states), np.ones(self.shape.head_dim)
         context = norm(states @ w["fc.weight"].T, w["hidden_norm.weight"])
-        e = w["embed_tokens.weight"][[anchor, *[shape.mask_token_id] * (count - 1)]] * shape.hidden_size**0.5
+        ids = np.full(count, shape.mask_token_id)
+        ids[0] = anchor
+        e = w["embed_tokens.weight"][ids] * shape.hidden_size**0.5
         places = np.arange(n + count)
         turning = shape.head_dim // 8
 

@@ -101,7 +101,7 @@ def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog:
     write_gguf(path, quantization=Type.Q8_0, raw=raw)
     with caplog.at_level(logging.INFO, "faser"):
         found = decoder(path, TorchBackend(), quantization="gguf")
-    assert "weights in Q4_1 (4-bit codes), Q8_0 (8-bit codes) are multiplied as they are stored" in caplog.text
+    assert "using weights in Q4_1 (4-bit codes), Q8_0 (8-bit codes) as stored" in caplog.text
     whole = decoder(path, TorchBackend())
     assert found.weight_bytes < whole.weight_bytes / 2
 

@@ -213,7 +213,7 @@ def test_fixed_scales_of_inputs_are_said_not_to_be_used(tmp_path: Path, caplog: 
     fp8, _ = write_pair(tmp_path, FP8_STATIC, stored)
     with caplog.at_level(logging.INFO, "faser"):
         decoder(fp8, TorchBackend())
-    assert "fixes the scales of inputs; they are not used" in caplog.text
+    assert "ignoring static activation scales" in caplog.text
 
 
 def test_scales_of_keys_and_values_are_said_not_to_be_used(
@@ -225,7 +225,7 @@ def test_scales_of_keys_and_values_are_said_not_to_be_used(
     with caplog.at_level(logging.INFO, "faser"):
         decoder(fp8, TorchBackend())
     (message,) = caplog.messages
-    assert message.endswith("scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one")
+    assert message.endswith("ignoring the scales of keys and values; --kv-cache-dtype fp8 uses a scale of one")
 
 
 def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one(

@@ -314,7 +314,7 @@ def test_a_slower_step_beside_other_processes_says_nothing_and_the_log_has_the_n
     with caplog.at_level(logging.INFO, logger="faser.engine"):
         assert start_check(TIMES, timers, meter=meter_of(0.4)) is None
     (line,) = caplog.messages
-    assert "step times are kept: a step of 8 rows" in line
+    assert "keeping the cached step times: a step of 8 rows" in line
     assert "40 % of the cores" in line
 
 

@@ -30,7 +30,7 @@ def wrappers_for(*counts: int) -> tuple[FakeFlashInfer, list[AttentionWrappers]]
 
 
 @pytest.mark.parametrize("num_processors, at_once", [(132, 33), (96, 24), (20, 5), (12, 3)])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, 2, 4])
 def test_a_captured_steps_longest_sequences_are_cut_however_many_sequences_there_are(
     num_processors: int, at_once: int, group: int
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_captured_steps_longest_sequences_are_cut_however_many_sequences_there
 
 def test_the_kernel_without_tensor_cores_is_planned_for_all_processors_on_a_lane_too() -> None:
     library, (whole, lane) = wrappers_for(ALL, 20)
-    for group, left_out in ((1, [0, 0]), (4, [0, 2 * (ALL - 20)])):
+    for group, left_out in ((1, [0, 0]), (2, [0, 2 * (ALL - 20)]), (4, [0, 2 * (ALL - 20)])):
         kind = kind_of(attention_shape(group, 2, 64))
         for wrappers in (whole, lane):
             wrappers.eager(kind)
