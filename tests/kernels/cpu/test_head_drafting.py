@@ -6,7 +6,7 @@ numbers of the first token choose all of them; drafts follow the first row of ea
 every part of the states has the first one's norm; what the residual stream begins with is left as it was. In an
 MTP layer: features are the states before the final norm; the stream begins with the features; the output is
 chained before its norm; the norm precedes the logits once more; the embedding stands behind the features. Of
-sizes: the ends keep the columns that they have in the largest; ids are those of the largest.
+sizes: the ends keep the columns that they have in the largest.
 """
 
 import random
