@@ -61,8 +61,7 @@ class ScriptedExecutor:
     or feeds rows whose block table does not hold exactly their own prefix. Rows of one step are written
     before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
-    fail_slots: slots whose next result is an error behind accepted tokens. unready: slots that get no token next
-    time, as where a mask is not ready. prunes: how many drafted rows leave
+    fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave
     early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
     of this number of tokens, and snapshots of them; None: it has none.
     """
@@ -72,7 +71,6 @@ class ScriptedExecutor:
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
-        self.unready: set[int] = set()
         self.steps: list[StepPlan] = []
         self.launched: list[StepPlan] = []
         self._lines: dict[int, _Line] = {}
@@ -86,9 +84,6 @@ class ScriptedExecutor:
         return _drafts(plan, drafts, run_s=0.001)
 
     def run(self, plan: StepPlan) -> StepResult:
-        return step_result(plan.step, *self._run(plan), run_s=0.001 * plan.num_rows)
-
-    def _run(self, plan: StepPlan) -> list["SequenceOutcome"]:
         self.steps.append(plan)
         for save in plan.saves:
             assert self._states is not None, "the model has no states to save"
@@ -107,7 +102,8 @@ class ScriptedExecutor:
                 self._states.run(rows, self._path(rows))
         for rows in plan.rows:
             self._check_prefix(rows)
-        return [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
+        outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
+        return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
 
     def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
         return False
@@ -132,25 +128,16 @@ class ScriptedExecutor:
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
         assert plan.is_async == bool(self.launched), "a plan knows whether a step is in flight"
-        assert all(start.sampling.prompt_logprobs is None for start in plan.started), (
-            "a newcomer's prompt is scored"
-        )
+        assert all(start.sampling.needs_only_logits for start in plan.started), "a newcomer needs more than logits"
         self.launched.append(plan)
         return LaunchedStep(plan=plan, began_s=0.0)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         assert self.launched.pop(0) is launched.plan, "collected out of order"
-        plan = launched.plan
-        rows, in_vain = StepRows(new_blocks=plan.rows.new_blocks), []
-        for at, each in enumerate(plan.rows):
-            if each.token_ids == (PLACEHOLDER,) and each.start == self.num_known(each.slot):
-                in_vain.append(at)  # the step before brought no token
-            else:
-                rows.add(each.slot, each.start, self._fed(each), samples=each.samples)
-        outcomes = self._run(replace(plan, rows=rows))
-        for at in in_vain:
-            outcomes.insert(at, SequenceOutcome(token_ids=()))
-        return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
+        rows = StepRows(new_blocks=launched.plan.rows.new_blocks)
+        for each in launched.plan.rows:
+            rows.add(each.slot, each.start, self._fed(each), samples=each.samples)
+        return self.run(replace(launched.plan, rows=rows))
 
     def _fed(self, rows: SequenceRows) -> tuple[int, ...]:
         """Its inputs, with the token that the step before sampled, if that is what it waits for."""
@@ -254,9 +241,6 @@ class ScriptedExecutor:
     def _outcome(self, rows: SequenceRows, num_planned: int) -> "SequenceOutcome":
         """num_planned: drafted rows, before some of them left."""
         line = self._lines[rows.slot]
-        if rows.samples and rows.slot in self.unready:
-            self.unready.remove(rows.slot)
-            return SequenceOutcome(token_ids=())
         fails = rows.slot in self.fail_slots
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []

@@ -175,7 +175,6 @@ class Driver:
             clock=self.clock,
             shares_prefixes=shares_prefixes,
             snapshots=self.snapshots,
-            state_chunk=chunk or 0,
             pace=pace,
             disk=self.disk,
             speculation=control

@@ -19,7 +19,7 @@ from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.types import FinishReason, Request, SpeculationParams, StructuredOutput, StructureKind
+from faser.types import FinishReason, Request, SpeculationParams
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
 from tests.fakes import RandomPolicy
 
@@ -137,10 +137,10 @@ def test_a_newcomer_gets_no_slot_that_has_rows_in_flight() -> None:
     driver.check(request("b", [2], max_tokens=20), request("c", [3], max_tokens=20))
 
 
-def test_a_newcomer_whose_prompt_is_scored_is_admitted_with_nothing_in_flight() -> None:
+def test_a_newcomer_that_needs_more_than_logits_is_admitted_with_nothing_in_flight() -> None:
     driver = Driver()
     async_driver = AsyncDriver(driver)
-    asked = [request("a", [1], max_tokens=20), request("b", [2], max_tokens=3, prompt_logprobs=0)]
+    asked = [request("a", [1], max_tokens=20), request("b", [2], max_tokens=3, logprobs=0)]
     driver.add(asked[0])
     async_driver.step()
     driver.add(asked[1])
@@ -190,46 +190,11 @@ def test_only_a_shortage_of_blocks_makes_short_answers_wait() -> None:
         {"min_tokens": 2},
     ],
 )
-def test_requests_that_edit_or_report_their_logits_make_no_step_wait(sampling: dict[str, Any]) -> None:
+def test_who_needs_more_than_a_token_is_not_launched(sampling: dict[str, Any]) -> None:
     driver = Driver()
     async_driver = AsyncDriver(driver)
-    driver.add(request("b", [4], max_tokens=9))
-    async_driver.step()
-    driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling))
+    driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
 
-    for _ in range(5):
-        async_driver.step()
-        assert driver.executor.launched
-    async_driver.run()
-    driver.check(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_sequence_without_a_token_goes_on_in_the_step_after_the_one_in_flight(times: int) -> None:
-    """Its row in that one has no input. Its last known token is computed again, and others do not wait."""
-    asked = [request(name, [name == "a", 2], max_tokens=9) for name in "ab"]
-    driver = Driver()
-    async_driver = AsyncDriver(driver)
-    driver.add(*asked)
-    async_driver.step()
-    slot = driver.executor.launched[0].rows.slots[0]
-    for _ in range(times):
-        driver.executor.unready.add(slot)
-        async_driver.step()
-        assert slot not in driver.executor.unready
-        async_driver.step()
-        assert driver.executor.launched
-
-    async_driver.run()
-    driver.check(*asked)
-
-
-def test_with_recurrent_states_no_row_runs_ahead_of_a_mask() -> None:
-    """A row without input would enter the state."""
-    regex = StructuredOutput(kind=StructureKind.REGEX, text="a*")
-    driver = Driver(num_snapshots=4)
-    async_driver = AsyncDriver(driver)
-    driver.add(request("a", [1, 2, 3], max_tokens=6, structured_output=regex))
     for _ in range(3):
         async_driver.step()
         assert not driver.executor.launched
@@ -344,7 +309,7 @@ def live(seed: int) -> tuple[Driver, list[Request]]:
     rate = rng.choice([0.4, 0.9])
     for i in range(40):
         if rng.random() < rate:
-            extra: dict[str, Any] = rng.choice([{}, {}, {}, {"prompt_logprobs": 0}, {"logprobs": 0}, {"n": 2}])
+            extra: dict[str, Any] = rng.choice([{}, {}, {}, {}, {"logprobs": 0}, {"n": 2}])
             stops = tuple(range(8)) if rng.random() < 0.5 else ()
             prompt = [7] * rng.randint(1, 9) + [rng.randint(0, 3)]
             asked: dict[str, Any] = {

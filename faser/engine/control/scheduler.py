@@ -330,21 +330,20 @@ class Scheduler:
         return begun
 
     def can_schedule_async(self) -> bool:
-        """Return whether the next step can be planned now: this one has no drafts, and scores no prompt."""
+        """Return whether the next step can be planned now: this one has no drafts, and needs only logits."""
         first = self._in_flight[0]
         overlapped = self._speculation is not None and self._speculation.drafts_overlapped
-        return first.drafts is None and not overlapped and self._run_ahead(first.sequences)
+        return first.drafts is None and not overlapped and all(each.needs_only_logits for each in first.sequences)
 
     def plan_async(self) -> StepPlan | None:
         """Plan the step after the one in flight, which has no drafts; None: it has to wait for that one's tokens.
 
         The order is that of `plan`. A sequence that the step in flight ends, for other reasons than its length, is
-        computed in vain, and so is one that gets no token there. Preemption waits for a step with nothing in
-        flight, and so do sequences that `_run_ahead` excludes.
+        computed in vain. Preemption waits for a step with nothing in flight, and so do sequences that need more
+        than logits.
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
-        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
-        if not self._run_ahead(self._running if newcomer is None else (*self._running, newcomer)):
+        if not self._all_need_only_logits():
             return None
         self._take_loaded()
         decoding, prompts = self._following(self._in_flight[0])
@@ -375,8 +374,6 @@ class Scheduler:
         positions = {sequence: at for at, sequence in enumerate(in_flight.sequences)}
         for sequence in self._running:
             at = positions.get(sequence)
-            if at is not None and in_flight.rows.starts[at] + in_flight.rows.counts[at] > sequence.num_tokens:
-                at = None  # its row has no input: the step before brought no token
             if at is not None and in_flight.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(_FollowingRows(sequence, 0, 0))
@@ -408,19 +405,11 @@ class Scheduler:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
         return step.limits.take_rows(sequence, num_rows)
 
-    def _run_ahead(self, sequences: Iterable[Sequence]) -> bool:
-        """Return whether steps of these may be launched before the step in flight has ended.
-
-        Scores of a prompt are read off the step's own forward. A grammar that was not ready leaves a row without
-        input in the step that was launched ahead, which may not enter a recurrent state.
-        """
-        return all(
-            each.needs_only_logits
-            or (
-                each.sampling.prompt_logprobs is None
-                and (not self._state_chunk or each.sampling.structured_output is None)
-            )
-            for each in sequences
+    def _all_need_only_logits(self) -> bool:
+        """Return whether no running sequence, nor the one admitted next, needs more than logits."""
+        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
+        return (newcomer is None or newcomer.needs_only_logits) and all(
+            each.needs_only_logits for each in self._running
         )
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
@@ -698,7 +687,7 @@ class Scheduler:
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
-        flight wait for its end, and next to one only sequences start that `_run_ahead` allows.
+        flight wait for its end, and next to one only sequences that need nothing but logits start.
         """
         if not self._waiting:
             return
@@ -707,7 +696,7 @@ class Scheduler:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
             sequence = step.limits.next_to_start(self._waiting, self._running, among)
-            if sequence is None or (self._in_flight and not self._run_ahead((sequence,))):
+            if sequence is None or (self._in_flight and not sequence.needs_only_logits):
                 return
             if self._disk is not None and self._disk.begin(sequence, spare=self._soon_wanted()):
                 self._waiting.remove(sequence)

@@ -5,18 +5,9 @@
 
 Such steps have no drafts. Rows of prompts have inputs that are known. Owns the step launched last, whose tokens
 are inputs of the next one.
-
-Where a request edits its logits by what it has generated, as penalties and grammars do, the host needs the tokens
-of the step before. Then the forward is launched ahead alone, and the choice of tokens follows while it runs:
-
-    step         |  forward 2   collect 1   choose 2   forward 3   collect 2   choose 3
-
-A sequence whose grammar was not ready got no token, so its row in the next step has no input. It is computed in
-vain and gets no token either.
 """
 
 import time
-from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,31 +16,21 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, Step
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.engine.execution.sampling.verify import matched
-from faser.kernels.interface.sampling import Ints
-
-
-@dataclass(slots=True)
-class _Choice:
-    """pending: the tokens of a step. rows: what its requests did to their logits, if anything."""
-
-    pending: PendingTokens | None = None
-    rows: LogitRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight(LaunchedStep):
-    """sampling: the rows that get a token, and numbers: which these are. choice: their tokens, once launched.
+    """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
 
     forwarded_s: when the forward was on its way to the device.
     """
 
     sampling: DraftLayout
-    numbers: Ints
-    choice: _Choice
+    pending: PendingTokens | None
     forwarded_s: float
 
 
@@ -74,68 +55,38 @@ class AsyncSteps:
         self._runner = runner
         self._sampler = sampler
         self._last: StepInFlight | None = None
-        self._num_in_flight = 0
         self._collected_s = 0.0
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
-        """Start the forward and, if no token of a step in flight is needed for it, the choice of tokens."""
+        """Start the forward and the choice of tokens; waits for neither."""
         self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
+        pending = None
+        if sampling.num_rows:
+            metadata = self._sampler.metadata(sampling.slots, sampling.positions)
+            pending = self._runner.sample(numbers, metadata)
         self._last = StepInFlight(
-            plan=plan,
-            sampling=sampling,
-            numbers=numbers,
-            choice=_Choice(),
-            began_s=began_s,
-            forwarded_s=forwarded_s,
+            plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
         )
-        if not self._num_in_flight or self._sampler.needs_only_logits(sampling.slots.tolist()):
-            self._choose(self._last)
-        self._num_in_flight += 1
         return self._last
 
     def collect(self, launched: LaunchedStep) -> CollectedStep:
         """Wait for the tokens."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
         began_s = max(launched.began_s, self._collected_s)
-        rows, choice = launched.plan.rows, launched.choice
+        rows = launched.plan.rows
         tokens = StepTokens.none(len(rows))
-        if choice.pending is not None:
-            token_ids = choice.pending.wait().token_ids
-            found = matched(launched.sampling, token_ids) if choice.rows is None else choice.rows.given(token_ids)
+        if launched.pending is not None:
+            found = matched(launched.sampling, launched.pending.wait().token_ids)
             tokens = found.among(_sampling(rows), len(rows))
         self._collected_s = time.perf_counter()
-        self._num_in_flight -= 1
         return CollectedStep(
             tokens=tokens,
             began_s=began_s,
             ended_s=self._collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
         )
-
-    def choose_next(self, plan: StepPlan, tokens: StepTokens) -> None:
-        """Start the choice of tokens of the step in flight, if it waits for these, which the sampler has accepted.
-
-        plan: of the step that was just collected.
-        """
-        if self._num_in_flight and self._last is not None and self._last.choice.pending is None:
-            without = zip(plan.rows.slots, plan.rows.samples, tokens.counts, strict=True)
-            self._choose(self._last, {slot for slot, samples, count in without if samples and not count})
-
-    def _choose(self, launched: StepInFlight, without_input: Set[int] = frozenset()) -> None:
-        """without_input: slots that got no token in the step before."""
-        sampling, choice = launched.sampling, launched.choice
-        if not sampling.num_rows:
-            return
-        metadata = self._sampler.metadata(sampling.slots, sampling.positions)
-        if self._sampler.needs_only_logits(sampling.slots.tolist()):
-            choice.pending = self._runner.sample(launched.numbers, metadata)
-            return
-        logits = self._runner.logits(launched.numbers)
-        choice.rows = self._sampler.rows(logits, sampling)
-        choice.rows.leave_out(without_input)
-        choice.pending = self._runner.sample_from(logits, metadata)
 
     def _feedback(self, rows: StepRows, batch: RowBatch) -> TokenFeedback | None:
         """Inputs that the step in flight still chooses; None: all are known."""
@@ -144,10 +95,10 @@ class AsyncSteps:
         last_rows = batch.last_rows.tolist()  # a placeholder is its sequence's only row
         fed = [i for i, row in enumerate(last_rows) if rows.token_ids[row] == PLACEHOLDER]
         assert self._last is not None, "nothing was launched before"
-        assert self._last.choice.pending is not None, "nothing was chosen before"
+        assert self._last.pending is not None, "nothing was chosen before"
         source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}
         return TokenFeedback(
-            pending=self._last.choice.pending,
+            pending=self._last.pending,
             rows=batch.last_rows[fed],
             sources=np.array([source_of[rows.slots[i]] for i in fed], dtype=np.int64),
         )

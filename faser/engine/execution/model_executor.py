@@ -173,7 +173,6 @@ class ModelExecutor:
     def collect(self, launched: LaunchedStep) -> StepResult:
         collected, plan = self._async_steps.collect(launched), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
-        self._async_steps.choose_next(plan, collected.tokens)
         return self._result(
             plan,
             collected.tokens,

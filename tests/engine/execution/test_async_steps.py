@@ -11,7 +11,7 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, 
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
+from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
 
@@ -33,19 +33,9 @@ class CountingRunner:
     batches: list[RowBatch] = field(default_factory=list)
     sampled_rows: list[list[int]] = field(default_factory=list)
     num_sampled: int = 0
-    calls: list[str] = field(default_factory=list)
 
     def forward(self, batch: RowBatch) -> None:
-        self.calls.append("forward")
         self.batches.append(batch)
-
-    def logits(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-        self.calls.append("logits")
-        return rows.tolist()
-
-    def sample_from(self, rows: list[int], metadata: object) -> Pending:
-        self.calls.append("sample")
-        return self.sample(np.array(rows), metadata)
 
     def sample(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
         self.sampled_rows.append(rows.tolist())
@@ -53,35 +43,7 @@ class CountingRunner:
         return Pending([*range(first, self.num_sampled)])
 
 
-@dataclass
-class Edited:
-    """Logits that were edited. left_out: slots that get no token."""
-
-    layout: DraftLayout
-    left_out: set[int] = field(default_factory=set)
-
-    def leave_out(self, slots: set[int]) -> None:
-        self.left_out |= slots
-
-    def given(self, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> StepTokens:
-        kept = [slot not in self.left_out for slot in self.layout.slots.tolist()]
-        return StepTokens(counts=[*map(int, kept)], token_ids=token_ids[kept].tolist())
-
-
-@dataclass
 class NoSampler:
-    """editing: slots that edit their logits. edited: what the runner's logits became."""
-
-    editing: set[int] = field(default_factory=set)
-    edited: list[Edited] = field(default_factory=list)
-
-    def needs_only_logits(self, slots: list[int]) -> bool:
-        return self.editing.isdisjoint(slots)
-
-    def rows(self, _logits: list[int], layout: DraftLayout) -> Edited:
-        self.edited.append(Edited(layout))
-        return self.edited[-1]
-
     def metadata(self, slots: list[int], positions: list[int]) -> None: ...
 
 
@@ -159,33 +121,6 @@ def test_inputs_that_are_prepared_during_another_step_take_no_time_of_their_own(
     one, two = steps.collect(first), steps.collect(second)
     assert 1.0 < one.prepared_s <= one.ended_s - one.began_s
     assert two.prepared_s == 0.0
-
-
-def test_tokens_of_edited_logits_are_chosen_during_the_forward_once_the_step_before_is_known() -> None:
-    runner, sampler = CountingRunner(), NoSampler(editing={1})
-    steps = AsyncSteps(cast("Runner", runner), cast("Sampler", sampler))
-    first = launch(steps, plan_of((1, (7,), True), (2, (7,), True)))
-    assert runner.calls == ["forward", "logits", "sample"]
-    second = launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
-    assert runner.calls[3:] == ["forward"]
-    tokens = steps.collect(first).tokens
-    steps.choose_next(first.plan, tokens)
-    assert runner.calls[4:] == ["logits", "sample"]
-    third = launch(steps, plan_of((2, (PLACEHOLDER,), True)))
-    assert len(runner.batches) == 3, "launched ahead of the second step's tokens"
-    assert steps.collect(second).tokens.token_ids == [2, 3]
-    assert steps.collect(third).tokens.token_ids == [4]
-
-
-def test_a_row_whose_input_never_came_gets_no_token() -> None:
-    runner, sampler = CountingRunner(), NoSampler(editing={1})
-    steps = AsyncSteps(cast("Runner", runner), cast("Sampler", sampler))
-    first = launch(steps, plan_of((1, (7,), True), (2, (7,), True)))
-    second = launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
-    sampler.edited[0].left_out = {1}
-    steps.choose_next(first.plan, steps.collect(first).tokens)
-    tokens = steps.collect(second).tokens
-    assert (tokens.counts, tokens.token_ids) == ([0, 1], [3])
 
 
 def test_a_step_of_another_executor_is_not_collected() -> None:

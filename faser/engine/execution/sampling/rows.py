@@ -12,7 +12,7 @@ the row after the last accepted one yields the bonus token, or the recovered tok
 Knows no rule of acceptance.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -166,7 +166,6 @@ class LogitRows:
         self._kernels = kernels
         self._found: Ints | None = None  # [R] tokens; NO_TOKEN where a row has none
         self.without_token: dict[int, SequenceError | None] = {}  # by slot, as processors say
-        self._left_out: set[int] = set()
         self._was_sound: Tensor | None = None  # [R] whether edited rows had a finite maximum before
         asking = state.num_top
         self._scored = [row for row, slot in enumerate(self.slots.tolist()) if slot in asking] if asking else []
@@ -252,17 +251,6 @@ class LogitRows:
         seeds, starts = self._state.seed[self.slots], self.positions[self.layout.first][self.layout.sequence]
         words = noise_words(seeds, self.positions, Purpose.ACCEPT, starts, self._kernels.philox)
         return to_device(uniforms(words), self.logits.device)
-
-    def leave_out(self, slots: Iterable[int]) -> None:
-        """Give these slots no token, whatever their logits are; their rows are computed again in a later step."""
-        self._left_out = {*slots}
-        self.without_token |= dict.fromkeys(self._left_out)
-
-    def given(self, token_ids: Ints) -> StepTokens:
-        """Results for tokens that the runner has sampled from these logits, one a sequence."""
-        left_out = [slot in self._left_out for slot in self.slots.tolist()]
-        self._found = np.where(left_out, NO_TOKEN, token_ids)
-        return self.results(self.layout.first, self._found)
 
     def results(self, last: Ints, final_ids: Ints) -> StepTokens:
         """last: [S] the last row that each sequence reaches. final_ids: [S] the token sampled there."""
