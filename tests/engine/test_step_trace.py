@@ -151,7 +151,7 @@ def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: 
             trace.step(step, step + 0.070, PLAN, RESULT)
     assert 2000 <= path.stat().st_size < 2600
     assert events(path)
-    assert "ends here" in caplog.text
+    assert "tracing stopped" in caplog.text
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 500])

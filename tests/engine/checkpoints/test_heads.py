@@ -229,7 +229,7 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
         ),
         (
             FLAT | {"architectures": ["DeepSeekMTPModel"], "draft_vocab_size": None},
-            "of such layers only Qwen3.5.s are computed",
+            "only Qwen3.5.s MTP layers are supported",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_modules_that_are_missing_are_compiled_from_the_whole_package(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: compiled from the stripped tree, which has no headers."""
-    (missing,) = (each for each in needed_modules(ON_DEVICE) if each.name == "decode_64")
+    (missing,) = (each for each in needed_modules(ON_DEVICE) if each.name == "prefill_64")
     folder = tmp_path / "flashinfer-sm90a" / missing.own_name
     (folder / f"{missing.own_name}.so").unlink()
     built: list[str] = []
@@ -116,14 +116,14 @@ def test_modules_that_are_missing_are_compiled_from_the_whole_package(
 
     monkeypatch.setattr(bundle, "build_modules", build)
     assert main(arguments, Pretends()) == 0
-    assert built == ["decode_64"]
+    assert built == ["prefill_64"]
     assert not (tmp_path / "cache" / "whole").exists()
 
 
 def test_the_phases_need_attention_for_all_sizes_of_heads_for_windows_and_for_few_query_heads_a_kv_head() -> None:
     names = {each.name for each in needed_modules(ON_DEVICE)}
     wide = {"prefill_256", "prefill_256_window"}
-    assert names == {"prefill_64", "prefill_64_window", "prefill_128", "decode_64", "decode_128"} | wide
+    assert names == {"prefill_64", "prefill_64_window", "prefill_128"} | wide
 
 
 def test_a_load_that_cannot_travel_with_the_checkout_is_refused_with_all_sizes(

@@ -258,7 +258,7 @@ def test_plans_that_take_turns_do_not_mix() -> None:
         check(backend.attend(queries, cache, 0, shape, plan, out), wanted[at])
 
 
-@pytest.mark.parametrize("group, tensor_cores", [(1, False), (3, False), (4, True), (8, True)])
+@pytest.mark.parametrize("group, tensor_cores", [(1, False), (2, True), (3, True), (8, True)])
 def test_one_row_each_is_decoded_and_more_are_prefilled(group: int, tensor_cores: bool) -> None:
     backend, library, _ = fake()
     shape = attention_shape(group, 1, 64)
