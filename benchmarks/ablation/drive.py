@@ -90,7 +90,7 @@ class Stretch:
 
 
 def requests_of(trace: Trace, *, tokens_per_s: float, seconds: float, max_tokens: int) -> int:
-    """Return how many requests, at least 1, yield so many output tokens a second, by the trace's mean length."""
+    """Return the number of requests, at least 1, whose answers of the trace's mean length make this token rate."""
     return max(round(tokens_per_s * seconds / mean_length(trace, max_tokens)), 1)
 
 

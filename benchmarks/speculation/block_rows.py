@@ -155,7 +155,7 @@ class Bench:
         )
 
     def draft(self, count: int, tokens: int, way: str) -> None:
-        """Draft so many tokens for each of so many sequences."""
+        """Draft the given number of tokens for each of the given number of sequences."""
         inputs = [
             DraftInput(
                 slot=slot,
@@ -169,7 +169,7 @@ class Bench:
         self._loops[way].draft(inputs, None)
 
     def step(self, count: int, tokens: int) -> None:
-        """Verify drafts of so many tokens and draft anew. tokens: 0: none."""
+        """Verify drafts of the given number of tokens and draft anew; 0 tokens: a step without drafts."""
         rows = np.full(count, tokens + 1, dtype=np.int32)
         starts = np.full(count, PLACE, dtype=np.int32)
         batch = self._table.lay_out([*range(count)], starts, rows, np.arange(count * (tokens + 1)) % 1000)

@@ -68,9 +68,9 @@ DRAFT_METHODS = tuple(DRAFTERS)
 PASS_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_passes)
 HEAD_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_head)
 MOST_STATES_READ = 1024  # positions: a head that has paused reads the states of the latest ones, and no others
-PROMPT_ROWS = (
-    32  # of a sequence in a step: a head reads so many at once, as they are a prompt's; others with a draft
-)
+# Rows of one sequence in a step from which on they are those of a prompt: a head reads their states in that step,
+# and states of fewer rows with its next draft.
+PROMPT_ROWS = 32
 TEXT_METHODS = tuple(each.name for each in DRAFTERS.values() if not each.needs_passes)
 assert DRAFT_METHODS == PASS_METHODS + TEXT_METHODS, "drafters that run a model come first"
 

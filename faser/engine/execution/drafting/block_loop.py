@@ -176,7 +176,7 @@ class BlockLoop:
         _stop: StopRule | None,
         _until: Callable[[], bool] | None = None,
     ) -> DraftBatch:
-        """See DraftLoop. There is one pass, and so nothing to stop: what is verified is decided afterwards."""
+        """Draft for every input in one pass, which cannot stop early: the cut is made before verification."""
         if not inputs:
             return no_drafts()
         most = self._spec.most_tokens

@@ -135,14 +135,14 @@ class HeadDrafter:
         return differs
 
     def _input(self, request: DraftRequest) -> DraftInput | None:
-        """Committed tokens that the head has not read, at least the last one; None: it cannot draft."""
+        """Return the committed tokens that the head has not read, at least the last one; None: it cannot draft."""
         assert not request.unverified, f"slot {request.slot}: {self._method} continues no unverified tokens"
         slot = request.slot
         last = len(self._lines[slot].token_ids) - 2  # the state that predicted the last known token
         return self._unread(slot, last, oldest=last + 1 - MOST_STATES_READ, max_tokens=request.max_tokens)
 
     def _read_ahead(self, slots: Collection[int]) -> None:
-        """Read the states of prompts before there are too many; those of answers wait for a draft."""
+        """Read the states of prompts that the last step has computed; those of answers wait for a draft."""
         inputs = []
         for slot in slots:
             line = self._lines[slot]
@@ -168,7 +168,7 @@ class HeadDrafter:
             self._fill([found])
 
     def _unread(self, slot: int, last: int, *, oldest: int, max_tokens: int = 1) -> DraftInput | None:
-        """The rows of the states up to position last that the cache lacks, at least the last one.
+        """Return the rows up to the state at position last that the cache lacks, at least that one.
 
         oldest: earlier states are left out. None: the last state is lost.
         """
@@ -185,7 +185,7 @@ class HeadDrafter:
         return self._rows(slot, pieces, max_tokens)
 
     def _rows(self, slot: int, pieces: Sequence[StatePiece], max_tokens: int) -> DraftInput:
-        """The rows that read these states. The state of position p goes with the token at p + 1."""
+        """Return the rows that read these states. The state of position p goes with the token at p + 1."""
         begin, known = pieces[0].position, self._lines[slot].token_ids
         start = self._cache.place(slot, begin)
         token_ids = array("i")
@@ -207,7 +207,7 @@ class HeadDrafter:
 
 
 def _last_run(pieces: Sequence[StatePiece], end: int) -> list[StatePiece]:
-    """The pieces that lead to this position without a gap; none where the state before it is lost."""
+    """Return the pieces that lead to this position without a gap; none where the state before it is lost."""
     found: list[StatePiece] = []
     for each in reversed(pieces):
         if each.position >= end:

@@ -286,7 +286,7 @@ class HeadCache:
         return min(line.computed, last)
 
     def leave_out(self, slot: int, position: int) -> list[StatePiece]:
-        """See nothing of the blocks before the one of this position, which is that of the first known state.
+        """Leave the blocks before this position's out of view. position: of the first known state.
 
         Returns the states to read for the rows of this block before it.
         """

@@ -147,7 +147,7 @@ class MtpHead:
         return backend.rms_norm(hidden, weights.norm, eps, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Head. Minus infinity for those that the vocabulary leaves out, for which it does allocate."""
+        """Compute the logits of rows, as Head says: minus infinity for tokens that the vocabulary leaves out."""
         room = self._buffers.layers.logits
         assert len(hidden) <= len(room), "more rows than the logits buffer holds"
         found, head = room[: len(hidden)], self.drafting_stack.logits.linear
