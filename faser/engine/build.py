@@ -14,7 +14,7 @@ from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.plan import Executor
-from faser.engine.contract.step_times import Role, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
@@ -31,7 +31,6 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.pruning import EarlyPruning, make_early_pruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
@@ -55,7 +54,7 @@ class Built:
 
     costs: the control plane's cost model, only to be read; None in an engine that neither drafts nor has targets.
     pace: is fitted to its steps, with these costs. draft_runner: None without a draft model. lanes: None without
-    overlapped drafting. pruning: None without early pruning.
+    overlapped drafting.
     """
 
     engine: Engine
@@ -65,7 +64,6 @@ class Built:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
-    pruning: EarlyPruning | None
 
 
 def build_engine(
@@ -110,7 +108,7 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
-    pruning = costs = pace = learned = None
+    costs = pace = learned = None
     keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
@@ -120,9 +118,7 @@ def build(
             block_tokens=_block_tokens(parts),
         )
         pace = PaceFit(costs, num_slots=parts.config.max_num_seqs, most_rows=parts.config.max_num_batched_tokens)
-    if parts.speculates and step_times is not None:
-        pruning = _early_pruning(parts, step_times)
-    executor = make_executor(parts, pruning, wrap_drafter, report)
+    executor = make_executor(parts, wrap_drafter, report)
     clock, control = WallClock(), None
     if parts.speculates and step_times is not None and costs is not None:
         overlap = _overlap(parts, executor.lanes)
@@ -152,7 +148,6 @@ def build(
         runner=parts.target.runner,
         draft_runner=next((each.runner for each in parts.draft_models), None),
         lanes=parts.lanes,
-        pruning=pruning,
     )
 
 
@@ -299,15 +294,4 @@ def _overlap(parts: EngineParts, lanes: Lanes | None) -> OverlapOptions | None:
         most_rows=parts.target.runner.most_graph_rows,
         mode=parts.config.spec_overlap,
         fallback=lanes.fallback,
-    )
-
-
-def _early_pruning(parts: EngineParts, step_times: StepTimes) -> EarlyPruning | None:
-    config = parts.config
-    return make_early_pruning(
-        config.early_prune,
-        config.speculation,
-        step_times.tables[Role.STEP],
-        num_layers=parts.target.runner.num_layers,
-        max_rows=config.max_num_batched_tokens,
     )

@@ -265,7 +265,6 @@ class StepResult:
     run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
         host computes.
-    saved_s: seconds that the step is predicted to have taken less because it cut drafts.
     experts: how many experts' weights it read, those of each layer by themselves; 0 where it has not counted.
     pruning: statistics of early pruning since the start; None without it.
     draft_kv: leading tokens of each sequence of plan.started that a draft model's cache holds already, or whose
@@ -286,7 +285,6 @@ class StepResult:
     run_s: float
     began_s: float = 0.0
     prepared_s: float = 0.0
-    saved_s: float = 0.0
     experts: int = 0
     pruning: PruneStats | None = None
     draft_kv: tuple[int, ...] = ()

@@ -530,15 +530,15 @@ class SpeculationControl:
             ended = [at in errors or each.status is not running for at, each in enumerate(sequences)]
             slots = [-1 if has_ended else slot for slot, has_ended in zip(slots, ended, strict=True)]
         step = SampledStep(slots, result.counts, result.token_ids)
-        predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
+        predicted_s, device_s = prediction.predicted_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
         self._statistics.pruning = result.pruning
         self._skipped -= 1
-        if overlapped is None and self._skipped < 0:
+        if overlapped is None and self._skipped < 0 and not result.num_cut:
             self._skipped = steps_to_skip(device_s)
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
-            if prediction.verified is not None and not result.saved_s:
+            if prediction.verified is not None:
                 self._costs.observe_verification(prediction.verified, device_s, experts=result.experts)
         elif overlapped is not None:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
