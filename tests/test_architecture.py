@@ -32,6 +32,7 @@ class Layer(Enum):
     EXECUTION = ("engine.execution",)
     ENGINE = (
         "engine.engine",
+        "engine.audit",
         "engine.gap_timer",
         "engine.build",
         "engine.worker",

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
+from faser.engine.audit import Auditor
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
-from faser.engine.contract.plan import Executor
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.audit import Auditor
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -29,6 +28,7 @@ from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.registry import load_index
+from faser.engine.execution.model_executor import ModelExecutor
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
@@ -127,7 +127,7 @@ def build(
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
-    auditor = None if control is None else _auditor(parts, executor, scheduler)
+    auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
     engine = Engine(
         scheduler,
         executor,
@@ -171,7 +171,7 @@ def _scheduler(
     disk = None if config.kv_cache_dir is None or not may_share else _disk(parts, manager, snapshots)
     scheduler = Scheduler(
         kv=manager,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs - bool(_num_audit_blocks(parts)),  # the audit has the last slot
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=target.max_positions,
         eos_token_ids=target.config.eos_token_ids,
@@ -218,6 +218,11 @@ def _num_audit_blocks(parts: EngineParts) -> int:
     config, kv, context = parts.config, parts.target.kv, parts.target.files.max_positions
     if not config.audit_speculation or not parts.speculates:
         return 0
+    if config.max_num_seqs < 2:
+        raise ConfigError(
+            f"audit_speculation is {config.audit_speculation} and max_num_seqs is {config.max_num_seqs}; replays "
+            "have a slot of their own: max_num_seqs must be at least 2"
+        )
     for_one_context = -(-context // kv.block_size)
     given = min(for_one_context, kv.num_blocks // 16)
     if not given or kv.num_blocks - given < for_one_context:
@@ -229,15 +234,13 @@ def _num_audit_blocks(parts: EngineParts) -> int:
     return given
 
 
-def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Auditor | None:
+def _auditor(parts: EngineParts, executor: ModelExecutor) -> Auditor:
     config, kv = parts.config, parts.target.kv
     num_blocks = _num_audit_blocks(parts)
-    if not num_blocks:
-        return None
     return Auditor(
-        executor,
-        scheduler,
+        executor.without_drafter(),
         rate=config.audit_speculation,
+        slot=config.max_num_seqs - 1,
         blocks=tuple(range(kv.num_blocks - num_blocks, kv.num_blocks)),
         block_size=kv.block_size,
         compares_sampled=config.speculation.draft_sample_method != "probabilistic",

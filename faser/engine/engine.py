@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
+from faser.engine.audit import Auditor
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
-from faser.engine.control.audit import Auditor
 from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.learned_file import LearnedFile
@@ -83,6 +83,8 @@ class Engine:
     def step(self) -> StepDeltas:
         """Run one step and return what it changed; without work, nothing."""
         deltas = self._step()
+        if self._auditor is not None:
+            self._auditor.observe(deltas)
         if self._kv_events is not None:
             self._kv_events.publish(self._scheduler.take_kv_events())
         return deltas
@@ -209,9 +211,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""
-        if self._auditor is not None:
-            self._auditor.pause()
-        self._scheduler.add(request)
+        self._scheduler.add(request if self._auditor is None else self._auditor.admit(request))
 
     def reclassify(self, request: Request) -> None:
         """Serve a request that still waits with other targets and limits. See Scheduler.reclassify."""
@@ -219,6 +219,8 @@ class Engine:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples. Unknown ones have just ended and are ignored."""
+        if self._auditor is not None:
+            self._auditor.abort(request_id, index)
         self._scheduler.abort(request_id, index)
 
     def use_policy(

@@ -39,9 +39,8 @@ class SequenceStart:
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
     namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
-    draft from, given by the request; it is never computed. drafts: False: no drafter hears of the sequence.
-    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first token,
-    or the model has no such states.
+    draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
+    before its first row; None: its first row is its first token, or the model has no such states.
     """
 
     slot: int
@@ -51,7 +50,6 @@ class SequenceStart:
     token_ids: tuple[int, ...]
     namespace: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
-    drafts: bool = True
     snapshot: int | None = None
 
 
