@@ -41,7 +41,7 @@ from faser.engine.execution.startup.step_times import learned_path, measured_tim
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.interface.delta_net import CHUNK
 from faser.types import ModelInfo, ProgressCallback
 
@@ -279,7 +279,7 @@ def _speculation_control(
 def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance:
     """Return what makes native estimates. Raises ConfigError where load finds no native library."""
     try:
-        return partial(NativeAcceptance, load())
+        return partial(CompiledAcceptance, load())
     except ConfigError as error:
         raise ConfigError(
             f"speculation estimates acceptance in native code: {error}; or set --speculative-policy off"

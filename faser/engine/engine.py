@@ -28,7 +28,7 @@ from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
 
-class Ranks(Protocol):
+class OtherRanks(Protocol):
     """The processes that hold the rest of the model."""
 
     def beat(self) -> None:
@@ -59,7 +59,7 @@ class Engine:
         schedules_async: bool = False,
         auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
-        ranks: Ranks | None = None,
+        ranks: OtherRanks | None = None,
         kv_events: KvEventPublisher | None = None,
         disk: KvDisk | None = None,
         learned: LearnedFile | None = None,

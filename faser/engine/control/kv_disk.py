@@ -8,7 +8,7 @@ published as if another sequence had computed them, the sequence goes back to th
     queue ──begin──▶ waits for a _Load ──loaded──▶ queue ──▶ starts behind a longer cached prefix
 
 So nothing else knows of the disk, no step waits for it, and what cannot be read is computed. A digest covers the
-namespace of its sequence, so a prefix is found by sequences of its namespace alone, as in memory.
+cache_salt of its sequence, so a prefix is found by sequences of its salt alone, as in memory.
 """
 
 import logging

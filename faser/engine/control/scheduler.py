@@ -887,7 +887,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                namespace=sequence.request.cache_salt,
+                cache_salt=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
             )

@@ -522,8 +522,9 @@ class SpeculationControl:
         overlapped: StepDrafts | None,
     ) -> int | None:
         """Return the kind of step that its gap is an example of, as of StepPosterior; None: of none."""
-        for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
-            self._state.set_draft_kv(start.slot, num_held)
+        if result.draft_kv:
+            for start, num_held in zip(plan.started, result.draft_kv, strict=True):
+                self._state.set_draft_kv(start.slot, num_held)
         running, errors = Status.RUNNING, result.errors
         slots = plan.rows.slots
         if errors or [each.status for each in sequences].count(running) < len(sequences):

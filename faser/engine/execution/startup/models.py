@@ -4,6 +4,7 @@ A draft model has a backend of its own, so that it may compute while the target 
 target's, in turn with it, and reads the hidden states that the target's steps leave. Knows no schedules.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,6 +55,8 @@ _MOST_LOW_BITS = (
     12.0  # a weight, of a target whose block drafter is rounded: more is 16 bits with a few exceptions
 )
 _LOADING = {ModelRole.TARGET: "loading weights", ModelRole.DRAFT: "loading draft model"}
+
+_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +275,14 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
         "int8": files.config.quantization is None,
         "int4": files.config.quantization is None,
     }
-    return quantization if quantization is not None and applies.get(quantization) else None
+    if quantization is None or applies.get(quantization):
+        return quantization
+    _log.info(
+        "--quantization %s does not fit the draft model in %s, which is read as stored",
+        quantization,
+        files.directory,
+    )
+    return None
 
 
 class _HeadRoom(TypedDict):
