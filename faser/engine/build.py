@@ -128,17 +128,16 @@ def build(
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
+    events = None
+    if config.kv_events is not None:
+        events = KvEventPublisher(config.kv_events, scheduler.take_kv_events)
     engine = Engine(
         scheduler,
         executor,
         trace,
         schedules_async=parts.config.schedules_async,
-        auditor=auditor,
         grammars=parts.grammars,
-        ranks=parts.ranks,
-        kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
-        disk=disk,
-        learned=learned,
+        companions=[each for each in (events, disk, learned, auditor, parts.ranks) if each is not None],
     )
     return Built(
         engine=engine,
