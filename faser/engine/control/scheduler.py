@@ -323,7 +323,7 @@ class Scheduler:
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(
+        if self._speculation is not None and not self._speculation.passes_over(
             len(decoding), prompts=len(following) > len(decoding)
         ):
             return None
