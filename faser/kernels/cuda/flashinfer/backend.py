@@ -261,7 +261,18 @@ class FlashInferBackend:
         """See Backend. Waits for the device, where the model is a mixture."""
         return 0 if self._experts_read is None else int(self._experts_read)
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+    def row_slots(self, plan: _EagerPlan | FixedPlan) -> Tensor:
+        return plan.device.slots
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -274,7 +285,7 @@ class FlashInferBackend:
         if block.shared is not None:
             shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
             logits = logits[:, :-1].contiguous()
-        run(x, logits, hidden, self._experts_read, shared)
+        run(x, logits, hidden, self._experts_read, shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
         """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
