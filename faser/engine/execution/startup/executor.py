@@ -50,6 +50,7 @@ from faser.engine.execution.startup.memory import (
 from faser.engine.execution.startup.models import (
     EngineHead,
     EngineModel,
+    LoadedHead,
     LoadedModel,
     Sources,
     load_models,
@@ -188,7 +189,8 @@ def _load_parts(
     if memory is not None:
         prepare_kernels(config, [target, *draft_models], report)
         report("measuring memory", 0, 0)
-        budget = profile_memory(config, [target, *draft_models], memory, free_bytes, device_lanes)
+        heads = [each for each in drafting if isinstance(each, LoadedHead)]
+        budget = profile_memory(config, [target, *draft_models], memory, free_bytes, device_lanes, heads)
     text_bytes = text_index_bytes(config, target.files.max_positions)
     shapes = kv_shapes(config, files, target.files.max_positions, budget, text_bytes)
 
