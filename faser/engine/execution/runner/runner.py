@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.kv_memory import RunnerMemory
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
@@ -40,7 +40,7 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableModel,
         backend: Backend,
         kv: KvShape,
         token_sampler: TokenSampler | None = None,

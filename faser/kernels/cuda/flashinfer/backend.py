@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
@@ -120,7 +121,10 @@ class _LaneState:
 
 
 class FlashInferBackend:
-    """Backend of FlashInfer and Triton. Allocates memory when first needed. fp8: None: no fp8 products."""
+    """Backend of FlashInfer and Triton. Allocates memory when first needed.
+
+    fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
+    """
 
     def __init__(
         self,
@@ -128,8 +132,10 @@ class FlashInferBackend:
         library: FlashInfer,
         kernels: DeviceKernels,
         fp8: Fp8Products | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.device = accelerator.device
+        self.choices = choices or Choices()
         self.name = "flashinfer"
         self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
         self.mask_kernel = None
