@@ -110,9 +110,20 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
+    return assemble(parts, report, step_times=step_times, wrap_drafter=wrap_drafter)
+
+
+def assemble(
+    parts: EngineParts,
+    report: ProgressCallback,
+    *,
+    step_times: StepTimes | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
+) -> Built:
+    """The engine over loaded parts. Arguments as in build."""
     pruning = costs = pace = learned = None
     keeps = step_times is None
-    if parts.speculates or config.speculation.has_targets:
+    if parts.speculates or parts.config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
         costs = CostModel(
             step_times,
@@ -129,7 +140,7 @@ def build(
         control = _speculation_control(parts, costs, clock, overlap, executor.texts, report)
         if keeps:
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
-    trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
+    trace = None if parts.config.trace_steps is None else StepTraceFile(Path(parts.config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
     engine = Engine(
@@ -140,7 +151,7 @@ def build(
         auditor=auditor,
         grammars=parts.grammars,
         ranks=parts.ranks,
-        kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
+        kv_events=None if parts.config.kv_events is None else KvEventPublisher(parts.config.kv_events),
         disk=disk,
         learned=learned,
     )
