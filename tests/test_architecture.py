@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "machine", "files", "processes", "child", "logs")
+    VALUES = ("types", "errors", "observer", "machine", "files", "processes", "child", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
     TRACING = ("tracing", "tracing_sdk")
@@ -32,6 +32,7 @@ class Layer(Enum):
     EXECUTION = ("engine.execution",)
     ENGINE = (
         "engine.engine",
+        "engine.audit",
         "engine.gap_timer",
         "engine.build",
         "engine.worker",
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.KERNELS: _BELOW | {Layer.KERNELS},
     Layer.EXECUTION: _CONTRACT | {Layer.KERNELS, Layer.EXECUTION},
     Layer.ENGINE: _ALL_OF_THE_ENGINE,
-    Layer.CLIENT: _CONTRACT | {Layer.METRICS, Layer.ENGINE, Layer.CLIENT},
+    Layer.CLIENT: _CONTRACT | {Layer.ENGINE, Layer.CLIENT},
     Layer.API: _CONTRACT | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API},
     Layer.DISTILL: _ALL_OF_THE_ENGINE | {Layer.CLIENT, Layer.API, Layer.DISTILL},
     Layer.COMMANDS: _ALL_OF_THE_ENGINE

@@ -135,7 +135,7 @@ def write_agreeing(folder: Path, dtype: torch.dtype, *, num_heads: int = 4) -> t
     following = torch.zeros(WIDTH, WIDTH).index_copy_(0, follows, places)  # row follows[t] is the place of t
     weights |= {"model.embed_tokens.weight": places, "lm_head.weight": following / 2}
     write_checkpoint(folder / "model", config, {name: each.to(dtype) for name, each in weights.items()})
-    attention = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": WIDTH // num_heads}
+    attention: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": WIDTH // num_heads}
     layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, **attention)
     spec = head_spec(decoder=layers, draft_vocab_size=WIDTH, target_hidden_size=WIDTH, state_layers=STATE_LAYERS)
     head = random_weights(tensors.eagle3_shapes(spec))

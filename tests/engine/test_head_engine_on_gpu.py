@@ -5,19 +5,15 @@ prompts that begin alike share blocks. The device is that of tests/kernels/cuda/
 counts may round otherwise, so the pair is one whose tokens are far apart (test_head_engine.py).
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import assemble
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting.head_decoder import HeadModelLoop
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.files import find_models
@@ -25,7 +21,6 @@ from faser.engine.execution.startup.memory import kv_shapes
 from faser.engine.execution.startup.models import load_models, start_models
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import load_tokenizer
-from tests.checkpoints import write_tokenizer
 from tests.engine.test_head_engine import STEP_TIMES, accepted, answers, write_agreeing
 from tests.kernels.cuda.fake_graph import fake_backend
 

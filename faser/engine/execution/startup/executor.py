@@ -31,7 +31,7 @@ from faser.engine.execution.models.tensors import num_parameters
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import plain_streams
-from faser.engine.execution.pruning import EarlyPruning, PlainForward
+from faser.engine.execution.pruning import PlainForward, make_early_pruning
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.processors import make_logits_processors
@@ -290,13 +290,8 @@ def _plain_streams(device: torch.device) -> Partition:
     return plain_streams(CudaLaneDevice(device))
 
 
-def make_executor(
-    parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter: WrapDrafter, report: ProgressCallback
-) -> ModelExecutor:
-    """pruning: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use.
-
-    report: as in build.
-    """
+def make_executor(parts: EngineParts, wrap_drafter: WrapDrafter, report: ProgressCallback) -> ModelExecutor:
+    """wrap_drafter: given the drafter, returns the one to use. report: as in build."""
     config, target, backend = parts.config, parts.target, parts.target.backend
     vocab_size, eos_token_ids = target.files.spec.vocab_size, target.files.config.eos_token_ids
     matchers = SequenceMatchers(
@@ -318,7 +313,7 @@ def make_executor(
         table,
         max_logit_rows=config.max_num_seqs,
         matchers=matchers,
-        speculation=_speculation(parts, sampler, matchers, table, pruning, wrap_drafter, report)
+        speculation=_speculation(parts, sampler, matchers, table, wrap_drafter, report)
         if parts.speculates
         else None,
         samples_in_runner=config.schedules_async,
@@ -330,7 +325,6 @@ def _speculation(
     sampler: Sampler,
     matchers: SequenceMatchers,
     table: BlockTable,
-    pruning: EarlyPruning | None,
     wrap_drafter: WrapDrafter,
     report: ProgressCallback,
 ) -> SpeculativeExecution:
@@ -361,7 +355,9 @@ def _speculation(
     return SpeculativeExecution(
         drafter=drafter,
         verifier=make_verifier(config.speculation, sampler),
-        forward=pruning or PlainForward(),
+        forward=make_early_pruning(config.speculation, num_layers=parts.target.runner.num_layers)
+        if config.early_prune == "on"
+        else PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
         states=None if head is None else head.states,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import child_environment, rank_place, ranks_here
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.messages import Configure, to_text
 from faser.engine.execution.ranks.group import group_here, torchrun_group
 from faser.engine.execution.ranks.meeting import open_meeting
@@ -33,7 +34,7 @@ def loaded(rank: int) -> str:
     return f"loaded/{rank}"
 
 
-class Ranks:
+class Ranks(Companion):
     """The other ranks of the target. Raises ConfigError where they cannot meet.
 
     They end with the thread that makes it. The model in directory can be divided among them: see find_models.
@@ -67,7 +68,7 @@ class Ranks:
         self.group.leave(BLOCKS, str(num_blocks))
         self.group.connect()
 
-    def beat(self) -> None:
+    def rest(self) -> None:
         """Raises EngineError if a rank has ended, or does not answer."""
         assert self.runner is not None, "the model has not been started"
         self.runner.beat()

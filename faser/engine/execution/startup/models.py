@@ -4,6 +4,7 @@ A draft model has a backend of its own, so that it may compute while the target 
 target's, in turn with it, and reads the hidden states that the target's steps leave. Knows no schedules.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -60,6 +61,8 @@ _HEAD_GRAPH_BYTES = 1 << 20  # of a graph with some twenty kernels, and what it 
 # rows are those of prompts, and run eagerly.
 _HEAD_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _LOADING = {ModelRole.TARGET: "loading weights", ModelRole.DRAFT: "loading draft model"}
+
+_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +316,14 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
         "int8": files.config.quantization is None,
         "int4": files.config.quantization is None,
     }
-    return quantization if quantization is not None and applies.get(quantization) else None
+    if quantization is None or applies.get(quantization):
+        return quantization
+    _log.info(
+        "--quantization %s does not fit the draft model in %s, which is read as stored",
+        quantization,
+        files.directory,
+    )
+    return None
 
 
 class _HeadRoom(TypedDict):
