@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.plan import Executor, SequenceDelta, SequenceStart, StepDeltas, StepPlan, StepRows
 from faser.engine.control.sequence import sample_seed
-from faser.types import AuditStats, FinishReason, Request
+from faser.types import AuditStats, EngineStats, FinishReason, Request
 
 _log = logging.getLogger("faser.audit")
 
@@ -45,7 +46,7 @@ class _Replay:
     num_blocks: int = 0
 
 
-class Auditor:
+class Auditor(Companion):
     """rate: share of the comparable requests that are replayed, 0 to 1.
 
     executor: runs steps of which no drafter hears. slot, blocks: that no sequence uses. compares_sampled: sampled
@@ -81,9 +82,8 @@ class Auditor:
         self._num_steps = 0
         self._stats = AuditStats(backend=backend)
 
-    @property
-    def stats(self) -> AuditStats:
-        return self._stats
+    def add_to(self, stats: EngineStats) -> EngineStats:
+        return replace(stats, audit=self._stats)
 
     def admit(self, request: Request) -> Request:
         """Pause for a request, and follow it if the draw says so; returns it with the seed that a replay needs."""
@@ -99,7 +99,7 @@ class Auditor:
         }
         return request
 
-    def observe(self, deltas: StepDeltas) -> None:
+    def stepped(self, deltas: StepDeltas) -> None:
         """Take in the tokens of a step."""
         if not self._open:
             return
@@ -124,8 +124,8 @@ class Auditor:
             return _IDLE_S
         return max(0.0, self._idle_since + _IDLE_S - self._clock())
 
-    def step(self) -> None:
-        """The engine has no work: after a while, run one step of a replay."""
+    def idle(self) -> None:
+        """Once the engine has been idle for a while, run one step of a replay."""
         now = self._clock()
         if self._idle_since is None:
             self._idle_since = now

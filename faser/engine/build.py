@@ -41,7 +41,7 @@ from faser.engine.execution.startup.step_times import learned_path, measured_tim
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.interface.delta_net import CHUNK
 from faser.types import ModelInfo, ProgressCallback
 
@@ -108,6 +108,18 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
+    return assemble(parts, report, step_times=step_times, wrap_drafter=wrap_drafter)
+
+
+def assemble(
+    parts: EngineParts,
+    report: ProgressCallback,
+    *,
+    step_times: StepTimes | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
+) -> Built:
+    """The engine over loaded parts. Arguments as in build."""
+    config = parts.config
     costs = pace = learned = None
     keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:
@@ -128,17 +140,16 @@ def build(
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
+    events = None
+    if config.kv_events is not None:
+        events = KvEventPublisher(config.kv_events, scheduler.take_kv_events)
     engine = Engine(
         scheduler,
         executor,
         trace,
         schedules_async=parts.config.schedules_async,
-        auditor=auditor,
         grammars=parts.grammars,
-        ranks=parts.ranks,
-        kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
-        disk=disk,
-        learned=learned,
+        companions=[each for each in (events, disk, learned, auditor, parts.ranks) if each is not None],
     )
     return Built(
         engine=engine,
@@ -279,7 +290,7 @@ def _speculation_control(
 def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance:
     """Return what makes native estimates. Raises ConfigError where load finds no native library."""
     try:
-        return partial(NativeAcceptance, load())
+        return partial(CompiledAcceptance, load())
     except ConfigError as error:
         raise ConfigError(
             f"speculation estimates acceptance in native code: {error}; or set --speculative-policy off"

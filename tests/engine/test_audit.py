@@ -176,7 +176,7 @@ def test_the_answers_that_wait_are_bounded(checkpoints: Checkpoints) -> None:
     stats = engine.stats().audit
     assert stats is not None
     assert stats.skipped > 0
-    assert len(engine._auditor._waiting) == 64  # type: ignore[union-attr]
+    assert idle(engine).checks == 64
 
 
 @pytest.mark.parametrize("rate, low, high", [(0.5, 2, 22), (0.0, 0, 0)])

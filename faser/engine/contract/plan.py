@@ -40,7 +40,7 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
+    cache_salt: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
     draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
     before its first row; None: its first row is its first token, or the model has no such states.
     """
@@ -50,7 +50,7 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    namespace: str | None = None
+    cache_salt: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
     snapshot: int | None = None
 

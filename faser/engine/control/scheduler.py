@@ -332,7 +332,7 @@ class Scheduler:
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(
+        if self._speculation is not None and not self._speculation.passes_over(
             len(decoding), prompts=len(following) > len(decoding)
         ):
             return None
@@ -993,7 +993,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                namespace=sequence.request.cache_salt,
+                cache_salt=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
             )

@@ -9,6 +9,7 @@ follow it begin behind what the device finds it to accept.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
@@ -33,14 +34,15 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 class StepInFlight(LaunchedStep):
     """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
 
-    forwarded_s: when the forward was on its way to the device. known: [S] the last known token of each sequence
-    of sampling. drafts: that were launched ahead for it; None: there are none. sources: [T] where the target is
-    fed the draft tokens of its rows from, which are theirs then.
+    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
+    [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
+    none. sources: [T] where the target is fed the draft tokens of its rows from, which are theirs then.
     """
 
     sampling: DraftLayout
     pending: PendingTokens | None
     forwarded_s: float
+    experts: Callable[[], int]
     known: Ints
     drafts: DraftsAhead | None
     sources: Ints
@@ -51,13 +53,14 @@ class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
         collected.
-    prepared_s: as in StepResult.
+    prepared_s, experts: as in StepResult.
     """
 
     tokens: StepTokens
     began_s: float
     ended_s: float
     prepared_s: float
+    experts: int
 
 
 class AsyncSteps:
@@ -78,7 +81,8 @@ class AsyncSteps:
             feedback = self._feedback(plan.rows, batch)
         elif plan.num_drafts:
             sources, feedback = self._drafted(plan.rows, batch, drafts)
-        self._runner.forward(replace(batch, feedback=feedback))
+        fed = replace(batch, feedback=feedback)
+        _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         pending = None
@@ -91,6 +95,7 @@ class AsyncSteps:
             pending=pending,
             began_s=began_s,
             forwarded_s=forwarded_s,
+            experts=experts,
             known=batch.token_ids.numpy()[numbers[sampling.first]],
             drafts=drafts,
             sources=sources,
@@ -134,6 +139,7 @@ class AsyncSteps:
             began_s=began_s,
             ended_s=self.collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
+            experts=launched.experts(),
         )
 
     def _drafted(self, rows: StepRows, batch: RowBatch, drafts: DraftsAhead) -> tuple[Ints, TokenFeedback]:

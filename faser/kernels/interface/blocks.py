@@ -141,11 +141,15 @@ class MixedFeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBuffers:
-    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F]."""
+    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F].
+
+    slots: see Backend.row_slots; unchanged.
+    """
 
     normed: Tensor
     gate_up: Tensor
     inner: Tensor
+    slots: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
