@@ -102,8 +102,8 @@ class GraphCapture(Protocol):
         """
         ...
 
-    def match(self, step: StepMatch, most_rows: int) -> None:
-        """Launch the search for what a step accepts. most_rows: of one of its sequences."""
+    def match(self, step: StepMatch) -> None:
+        """Launch the search for what a step accepts."""
         ...
 
     def may_advance(self, plan: AttentionPlan) -> bool:

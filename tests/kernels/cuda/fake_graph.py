@@ -54,7 +54,7 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         gate=partial(_fake_gate, accelerator),
         rope_append=FakeRopeAppend(accelerator),
         scale_by_sinks=lambda *tensors: accelerator.launch(partial(_scale_by_sinks, *tensors)),
-        match=lambda step, _: accelerator.launch(partial(_match, step)),
+        match=lambda step: accelerator.launch(partial(_match, step)),
         advance=lambda *given: accelerator.launch(partial(_advance, *given)),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),

@@ -87,6 +87,9 @@ class GraphRunner(Runner):
         _capture([(None, whole)], drafts, STAGE, report)
         _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
+        if drafts and (plan := whole.smallest_plan) is not None:
+            nothing = np.zeros(1, dtype=np.int64)
+            self._passes.rehearse(plan, self.match(DraftLayout.plain(nothing, nothing), nothing - 1, nothing))
 
     @property
     def most_graph_rows(self) -> int:

@@ -138,6 +138,12 @@ class StepGraphs:
         self._draft_samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
 
     @property
+    def smallest_plan(self) -> AttentionPlan | None:
+        """Return that of the smallest graph in which each sequence has one row; None: there is none such."""
+        found = [each for size, each in self._backbones.items() if size.one_row_each]
+        return min(found, key=lambda each: each.batch_size.rows).plan if found else None
+
+    @property
     def block_size(self) -> int:
         return self._parts.block_size
 

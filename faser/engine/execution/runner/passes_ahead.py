@@ -21,8 +21,11 @@ from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.graph_capture import GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import SamplingMetadata
+from faser.kernels.interface.shapes import AttentionPlan
 
 Ints = NDArray[np.int64]
+
+_LINE = 2  # numbers; arrays begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
 
 
 class StepMatcher:
@@ -31,30 +34,29 @@ class StepMatcher:
     def __init__(self, capture: GraphCapture, sampler: DeviceTokenSampler) -> None:
         self._capture = capture
         self._sampler = sampler
-        self._max_rows = count = len(sampler.tokens)
-        device = sampler.tokens.device
-        self._staging: StagingBuffer = capture.staging_buffer(3 * count + 1, torch.int64)
+        count, device = len(sampler.tokens), sampler.tokens.device
+        self._capacity = -(-count // _LINE) * _LINE + _LINE
+        self._staging: StagingBuffer = capture.staging_buffer(3 * self._capacity, torch.int64)
         self._counts = torch.zeros(count, dtype=torch.int64, device=device)
         self._last = torch.zeros((count, 2), dtype=torch.int64, device=device)
 
     def find(self, layout: DraftLayout, drafted: Ints, known: Ints) -> StepMatch:
         """Launch the search. drafted, known: as StepMatch has them."""
-        most, rows, sequences = self._max_rows, layout.num_rows, len(layout.first)
-        host, device = self._staging.host(), self._staging.device
-        host[:rows] = drafted
-        host[most : most + sequences], host[most + sequences] = layout.first, rows
-        host[2 * most + 1 : 2 * most + 1 + sequences] = known
+        rows, sequences = layout.num_rows, len(layout.first)
+        numbers, sent = self._staging.host().reshape(3, -1), self._staging.device.view(3, -1)
+        numbers[0, :rows], numbers[1, :sequences], numbers[2, :sequences] = drafted, layout.first, known
+        numbers[1, sequences] = rows
         self._staging.send()
         step = StepMatch(
             sampled=self._sampler.tokens[:rows],
-            drafted=device[:rows],
+            drafted=sent[0, :rows],
             fed=self._sampler.fed,
-            first=device[most : most + sequences + 1],
-            known=device[2 * most + 1 : 2 * most + 1 + sequences],
+            first=sent[1, : sequences + 1],
+            known=sent[2, :sequences],
             counts=self._counts[:sequences],
             last=self._last[:sequences],
         )
-        self._capture.match(step, int(layout.num_drafts.max()) + 1)
+        self._capture.match(step)
         return step
 
 
@@ -110,19 +112,22 @@ class PassesAhead:
         host = self._numbers.host()
         host[0], host[1 : 1 + count], host[1 + self._width :][:count] = count, drafts.known, drafts.sources
         self._numbers.send()
-        fed, at = self._sampler.fed[: 2 * self._width], np.arange(2 * count)
-        self._rows = FollowedRows(
-            numbers=self._numbers.device,
-            lengths=self._lengths,
-            fed=fed,
-            positions=self._sampler.moving_positions(),
-        )
-        self._start(backbone, replace(first, feedback=TokenFeedback(tokens=fed, rows=at, sources=at)), drafts.step)
+        self._rows, at = self._followed_rows(), np.arange(2 * count)
+        fed = TokenFeedback(tokens=self._rows.fed, rows=at, sources=at)
+        self._start(backbone, replace(first, feedback=fed), drafts.step)
         feedback = TokenFeedback(tokens=self._sampler.tokens, rows=each, sources=each)
         self._inputs.send(replace(later, feedback=feedback), self._sampler)
         self._capture.update_plan(following.plan, later.layout)
         self._following = following
         return 2 * each + 1
+
+    def rehearse(self, plan: AttentionPlan, step: StepMatch) -> None:
+        """Load the kernels, with a step that no draft follows."""
+        self._numbers.host()[:] = 0
+        self._numbers.send()
+        self._rows = self._followed_rows()
+        self._capture.advance(plan, self._rows, step)
+        self._capture.advance(plan, self._rows, None)
 
     def go_on(self) -> None:
         """Launch the next pass up to its hidden states: over the tokens that the last one has sampled."""
@@ -130,6 +135,14 @@ class PassesAhead:
         assert self._rows is not None
         self._capture.advance(self._following.plan, self._rows, None)
         self._following.graph.replay()
+
+    def _followed_rows(self) -> FollowedRows:
+        return FollowedRows(
+            numbers=self._numbers.device,
+            lengths=self._lengths,
+            fed=self._sampler.fed[: 2 * self._width],
+            positions=self._sampler.moving_positions(),
+        )
 
     def _start(self, backbone: BackboneGraph, batch: RowBatch, step: StepMatch) -> None:
         assert self._rows is not None

@@ -28,7 +28,7 @@ RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | N
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
 # See triton/drafting.py for the arguments of these.
-Match = Callable[[StepMatch, int], None]
+Match = Callable[[StepMatch], None]
 Advance = Callable[[FollowedRows, StepMatch | None, PagedLayout, int], None]
 
 

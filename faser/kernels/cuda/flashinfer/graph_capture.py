@@ -327,8 +327,8 @@ class FlashInferGraphCapture:
         """See GraphCapture. Waits until the device has copied the previous layout, not for its step."""
         plan.update(layout)
 
-    def match(self, step: StepMatch, most_rows: int) -> None:
-        self._kernels.match(step, most_rows)
+    def match(self, step: StepMatch) -> None:
+        self._kernels.match(step)
 
     def may_advance(self, plan: FixedPlan) -> bool:
         return plan.serves_shorter

@@ -9,11 +9,11 @@ from typing import Protocol
 import triton.language as tl
 from torch import Tensor
 
-from faser.errors import EngineError
+from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.kernels.cuda.triton.common import jit, jit_for_any, next_power_of_2
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
 
-_MOST_ROWS = 1 << 12  # of one sequence that verifies drafts
+_MOST_ROWS = next_power_of_2(MAX_DRAFT_TOKENS + 1)  # of one sequence
 
 
 @jit
@@ -38,13 +38,11 @@ def _match(sampled, drafted, fed, first, known, match_counts, last, MOST: tl.con
     tl.store(last + 2 * sequence + 1, tl.maximum(newest, 0))
 
 
-def match(step: StepMatch, most_rows: int) -> None:
-    """Fill counts and last of the step. most_rows: of one sequence. Raises EngineError beyond 4096."""
-    if most_rows > _MOST_ROWS:
-        raise EngineError(f"a sequence verifies {most_rows} rows; the kernel takes at most {_MOST_ROWS}")
+def match(step: StepMatch) -> None:
+    """Fill counts and last of the step, whose sequences have up to MAX_DRAFT_TOKENS draft tokens each."""
     _match[(len(step.counts),)](
         step.sampled, step.drafted, step.fed, step.first, step.known, step.counts, step.last,
-        MOST=max(next_power_of_2(most_rows), 2), num_warps=1,
+        MOST=_MOST_ROWS, num_warps=1,
     )  # fmt: skip
 
 

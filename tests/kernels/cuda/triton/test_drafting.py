@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.errors import EngineError
+from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT, LayoutSizes, PagedLayout, layout_within
 from faser.kernels.cuda.triton.drafting import advance, match
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
@@ -53,14 +53,14 @@ def test_a_draft_is_accepted_up_to_the_first_token_that_is_not_the_sampled_one(f
     """Drafts of all lengths, refused at every token, and whole ones; -1 is no token at all."""
     rng = random.Random(fed)
     for _ in range(4):
-        drafts = [[rng.randrange(5) for _ in range(rng.choice((0, 1, 2, 5, 7)))] for _ in range(6)]
+        drafts = [[rng.randrange(5) for _ in range(rng.choice((0, 1, 2, 5, MAX_DRAFT_TOKENS)))] for _ in range(6)]
         sampled = [[*draft, rng.randrange(5)] for draft in drafts]
         for rows in sampled:
             if rng.random() < 0.7:
                 rows[rng.randrange(len(rows))] = rng.choice((0, 1, 4, -1))
         known = [rng.randrange(5) for _ in drafts]
         step = step_of(sampled, drafts, known, fed=fed)
-        match(step, 8)
+        match(step)
         for at, (rows, draft) in enumerate(zip(sampled, drafts, strict=True)):
             count = 0
             while count < len(draft) and rows[count] == draft[count]:
@@ -73,13 +73,8 @@ def test_a_draft_is_accepted_up_to_the_first_token_that_is_not_the_sampled_one(f
 def test_a_drafted_token_that_is_none_counts_as_token_0() -> None:
     """As the rows that it was fed to have it."""
     step = step_of([[0, 3]], [[-1]], [2], fed=True)
-    match(step, 2)
+    match(step)
     assert (step.counts.tolist(), step.last.tolist()) == ([2], [[0, 3]])
-
-
-def test_too_many_rows_of_a_sequence_are_refused() -> None:
-    with pytest.raises(EngineError, match="verifies 4097 rows; the kernel takes at most 4096"):
-        match(step_of([[1]], [[]], [1], fed=False), 4097)
 
 
 def layout_of(num_pages: list[int]) -> PagedLayout:
