@@ -17,6 +17,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.files import find_models
+from faser.engine.execution.startup.leader import NoRanks
 from faser.engine.execution.startup.memory import kv_shapes
 from faser.engine.execution.startup.models import load_models, start_models
 from faser.engine.structure.compiler import GrammarCompiler
@@ -52,6 +53,7 @@ def engine_on_gpu(path: Path, speculation: dict[str, Any], **settings: Any) -> E
         lanes=None,
         ngram_model=None,
         text_index_bytes=0,
+        ranks=NoRanks(),
     )
     return assemble(parts, _quiet, step_times=STEP_TIMES).engine
 
