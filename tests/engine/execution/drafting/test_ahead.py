@@ -6,7 +6,8 @@ may round another way, so nearly all answers have to be the same; a wrong step w
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton.drafting import advance, match
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import (
@@ -40,7 +43,8 @@ from tests.engine.execution.runner.test_graph_runner import (
     write_heads_of_64,
 )
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
-from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.fake_graph import fake_kernels
+from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.native_acceptance import make_native
 
 SLOTS, CAP = 4, 3
@@ -75,8 +79,14 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """With Triton's own `match` and `advance`, in its interpreter."""
     accelerator = Watched()
-    backend = fake_backend(accelerator)
+    kernels = replace(
+        fake_kernels(accelerator),
+        match=lambda step: accelerator.launch(partial(match, step)),
+        advance=lambda *given: accelerator.launch(partial(advance, *given)),
+    )
+    backend = FlashInferBackend(accelerator, FakeFlashInfer(accelerator), kernels)
     target: Path = write_heads_of_64(tmp_path_factory.mktemp("target"))
     drafter = write_heads_of_64(tmp_path_factory.mktemp("drafter"), noise=0.01)
     return World(
