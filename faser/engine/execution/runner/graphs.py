@@ -32,7 +32,7 @@ _MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
 # Tiles of one sequence times its positions, which each of them reads. Estimated for 8B models: reading them costs
 # 28 ms for every million, and the launches of an eager step up to 6 ms.
 _MOST_READ_BY_TILES = 1 << 17
-_ALL_FLAGS = (
+ALL_FLAGS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
     *(
         TruncationFlags(random=True, top_k=top_k, top_p=top_p)
@@ -153,7 +153,7 @@ class StepGraphs:
 
     def num_expected(self, drafts: bool) -> int:
         """The number of graphs after `capture_all`."""
-        samplers = len(_ALL_FLAGS) * (1 + drafts)
+        samplers = len(ALL_FLAGS) * (1 + drafts)
         return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
 
     def backbone(self, batch: RowBatch) -> BackboneGraph | None:
@@ -222,7 +222,7 @@ class StepGraphs:
         decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
         rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
         self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
-        for flags in _ALL_FLAGS:
+        for flags in ALL_FLAGS:
             self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
             if drafts:
                 self._draft_samplers[size, flags] = self._captured(partial(token_sampler.run_draft, logits, flags))
