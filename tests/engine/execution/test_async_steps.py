@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
@@ -22,6 +23,10 @@ class Pending:
     """Tokens that become known only when they are waited for."""
 
     token_ids: list[int]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return torch.tensor(self.token_ids)
 
     def wait(self) -> SampledTokens:
         return SampledTokens(token_ids=np.array(self.token_ids))
@@ -80,7 +85,7 @@ def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_fo
     assert first is None
     assert second is not None
     assert (second.rows.tolist(), second.sources.tolist()) == ([0, 1], [1, 0])
-    assert second.pending.wait().token_ids.tolist() == [0, 1]
+    assert second.tokens.tolist() == [0, 1]
 
 
 def test_a_placeholder_is_fed_at_its_row_among_the_rows_of_prompts() -> None:

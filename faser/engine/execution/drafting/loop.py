@@ -354,9 +354,14 @@ class DraftProgress:
         excess = (self._survival[staying] - stop.row_price).sum()
         return staying if excess > stop.pass_prices[len(staying) - 1] else staying[:0]
 
-    def count_fed(self, active: Ints) -> None:
+    def count_fed(self, active: Ints | slice) -> None:
         """One more token of each active sequence is a row of a pass, whether or not it is kept later."""
         self._num_fed[active] += 1
+
+    @property
+    def counts(self) -> Ints:
+        """Return how many tokens of each draft are kept: [S]."""
+        return self._counts
 
     def first_rows(self) -> DraftRows:
         """The rows of the first draft tokens."""

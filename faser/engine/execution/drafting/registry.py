@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.execution.drafting.ahead import AheadLoop
 from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_graphs import BlockGraphs
@@ -34,6 +35,7 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, ngram_table, text_rules
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -129,7 +131,10 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
     loop = _loop_of(passes, sampler, parts)
-    return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions)
+    ahead, point_masses = None, _point_masses(sampler)
+    if parts.samples_in_runner and point_masses is not None and isinstance(model.runner, GraphRunner):
+        ahead = AheadLoop(model.runner, parts.table, point_masses)
+    return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions, ahead=ahead)
 
 
 def _loop_of(passes: ModelPasses, sampler: DraftSampler, parts: DrafterParts) -> DraftLoop:

@@ -55,16 +55,14 @@ class GraphInputs:
         token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
         sources[:] = -1
         if batch.feedback is not None:
-            pending = batch.feedback.pending.tokens
-            assert pending.data_ptr() == token_sampler.tokens.data_ptr(), "tokens fed back from another runner"
-            sources[batch.feedback.rows] = batch.feedback.sources
+            sources[batch.feedback.rows] = token_sampler.place(batch.feedback.tokens) + batch.feedback.sources
         self._staging.send()
 
     def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
         """Return the token ids of the rows: [rows] int64, on the device."""
         device = self._staging.device
         token_ids, sources = device[:rows], device[self._max_rows : self._max_rows + rows]
-        fed_back = token_sampler.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
+        fed_back = token_sampler.words.index_select(0, sources.clamp_min(0)).clamp_min(0)
         return torch.where(sources >= 0, fed_back, token_ids)
 
 
@@ -138,6 +136,16 @@ class StepGraphs:
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
         self._draft_samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
+
+    @property
+    def smallest_plan(self) -> AttentionPlan | None:
+        """Return that of the smallest graph in which each sequence has one row; None: there is none such."""
+        found = [each for size, each in self._backbones.items() if size.one_row_each]
+        return min(found, key=lambda each: each.batch_size.rows).plan if found else None
+
+    @property
+    def block_size(self) -> int:
+        return self._parts.block_size
 
     @property
     def num_graphs(self) -> int:

@@ -175,7 +175,7 @@ class Runner:
             (sent,) = self._step_inputs.send(token_ids)
             return sent
         sent, rows, sources = self._step_inputs.send(token_ids, feedback.rows, feedback.sources)
-        return sent.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))
+        return sent.index_put((rows,), feedback.tokens[sources].clamp_min(0))
 
     @torch.inference_mode()
     def save_state(self, slot: int, snapshot: int, num_tokens: int) -> None:
