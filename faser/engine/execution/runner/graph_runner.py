@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateInputs, StepGraphs
 from faser.engine.execution.runner.model import RunnableModel
@@ -181,6 +181,15 @@ class GraphRunner(Runner):
         self._followed = count, flags
         self._replayed(2 * count)
         return self._sample_sent(rows, flags)
+
+    def continue_drafts(self, drafts: ContinuedDrafts, table: BlockTable) -> bool:
+        flags, graphs, count = drafts.requests.truncation_flags, self._graphs, len(drafts.slots)
+        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
+            return False
+        if not self._passes.continue_from(drafts, table, graphs):
+            return False
+        self._followed = count, flags
+        return True
 
     def follow_on(self) -> PendingTokens:
         """Launch the next pass of these drafts."""
