@@ -178,6 +178,7 @@ class ModelExecutor:
     def collect(self, launched: LaunchedStep) -> StepResult:
         collected, plan = self._async_steps.collect(launched), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
+        self._async_steps.choose_next()
         return self._result(
             plan,
             collected.tokens,

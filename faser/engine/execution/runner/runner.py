@@ -214,8 +214,12 @@ class Runner:
 
     def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the token that follows each of these rows of the last forward."""
+        return self.sample_from(self.logits(rows), requests)
+
+    def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
+        """Sample a token from each row of the last `logits`, which may have been edited in place."""
         assert self._token_sampler is not None, "this runner only gives logits"
-        return self._token_sampler.take(self.logits(rows), requests)
+        return self._token_sampler.take(logits, requests)
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin."""

@@ -252,6 +252,11 @@ class LogitRows:
         words = noise_words(seeds, self.positions, Purpose.ACCEPT, starts, self._kernels.philox)
         return to_device(uniforms(words), self.logits.device)
 
+    def given(self, token_ids: Ints) -> StepTokens:
+        """Return the results for tokens [S] that were sampled from these logits elsewhere, one a sequence."""
+        self._found = token_ids
+        return self.results(self.layout.first, token_ids)
+
     def results(self, last: Ints, final_ids: Ints) -> StepTokens:
         """last: [S] the last row that each sequence reaches. final_ids: [S] the token sampled there."""
         layout = self.layout
@@ -291,14 +296,13 @@ class LogitRows:
         without = last[self.lacking[last]].tolist()
         if not without:
             return {}
-        sound = None if self._was_sound is None else self._was_sound.tolist()
-        slots = self.slots[without].tolist()
-        return {
-            row: SequenceError.NOT_FINITE
-            if sound is None or not sound[row]
-            else self.without_token.get(slot, SequenceError.NONE_ALLOWED)
-            for row, slot in zip(without, slots, strict=True)
-        }
+        found = {row: self.without_token.get(int(self.slots[row]), SequenceError.NONE_ALLOWED) for row in without}
+        if any(each is not None for each in found.values()):
+            sound = None if self._was_sound is None else self._was_sound.tolist()
+            for row, error in found.items():
+                if error is not None and (sound is None or not sound[row]):
+                    found[row] = SequenceError.NOT_FINITE
+        return found
 
     def _reports(
         self, raw: Tensor, last: Ints, errors: Container[int], token_ids: Ints
