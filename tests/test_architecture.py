@@ -26,7 +26,8 @@ class Layer(Enum):
     METRICS = ("metrics",)
     TRACING = ("tracing", "tracing_sdk")
     CONTRACT = ("engine.contract",)
-    TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
+    CHECKPOINTS = ("engine.checkpoints",)
+    TEXT = ("engine.text", "engine.structure")
     CONTROL = ("engine.control",)
     KERNELS = ("kernels",)
     EXECUTION = ("engine.execution",)
@@ -51,7 +52,7 @@ class Layer(Enum):
 PACKAGES = {"": Layer.VALUES, "engine": Layer.CONTRACT}
 
 _BELOW = {Layer.VALUES, Layer.CONFIG}
-_CONTRACT = _BELOW | {Layer.CONTRACT, Layer.TEXT}
+_CONTRACT = _BELOW | {Layer.CONTRACT, Layer.CHECKPOINTS, Layer.TEXT}
 _ALL_OF_THE_ENGINE = _CONTRACT | {Layer.CONTROL, Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
 MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.VALUES: {Layer.VALUES},
@@ -59,7 +60,8 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.METRICS: _BELOW | {Layer.METRICS},
     Layer.TRACING: _BELOW | {Layer.TRACING},
     Layer.CONTRACT: _CONTRACT,
-    Layer.TEXT: _BELOW | {Layer.TEXT},
+    Layer.CHECKPOINTS: _BELOW | {Layer.CHECKPOINTS},
+    Layer.TEXT: _BELOW | {Layer.CHECKPOINTS, Layer.TEXT},
     Layer.CONTROL: _CONTRACT | {Layer.CONTROL},
     Layer.KERNELS: _BELOW | {Layer.KERNELS},
     Layer.EXECUTION: _CONTRACT | {Layer.KERNELS, Layer.EXECUTION},

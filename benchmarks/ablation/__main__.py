@@ -33,7 +33,7 @@ from benchmarks.ablation.report import Run, write
 from benchmarks.runner import command_line
 from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import select_prompts
-from faser.cli.bench_prompts import read_prompts
+from faser.cli.bench.prompts import read_prompts
 from faser.cli.console import ProgressReporter, runs_bar
 from faser.cli.tools import facts
 from faser.config.engine import EngineConfig

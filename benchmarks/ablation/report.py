@@ -16,7 +16,7 @@ from benchmarks.ablation.drive import BASE, KNOWN
 from benchmarks.cells import Spread, Times, markdown, share
 from benchmarks.simulator.contest import Figures
 from benchmarks.spec_bench.chart import line_chart
-from faser.cli.estimates import Estimate, difference, ratio
+from faser.cli.bench.estimates import Estimate, difference, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import httpx
 
 from benchmarks.runner import command_line, in_turn
 from faser.api.app import ApiSettings, create_app
-from faser.cli.estimates import difference
+from faser.cli.bench.estimates import difference
 from faser.metrics.server import Metrics
 from faser.tracing_sdk import OpenTelemetryTracer
 from tests.fake_engine import FakeEngine, saying

@@ -108,6 +108,18 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
+    return assemble(parts, report, step_times=step_times, wrap_drafter=wrap_drafter)
+
+
+def assemble(
+    parts: EngineParts,
+    report: ProgressCallback,
+    *,
+    step_times: StepTimes | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
+) -> Built:
+    """The engine over loaded parts. Arguments as in build."""
+    config = parts.config
     costs = pace = learned = None
     keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:

@@ -273,6 +273,10 @@ class TorchBackend:
             return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
+    def count_experts(self) -> Callable[[], int]:
+        count = self.experts_read
+        return lambda: count
+
     def row_slots(self, _plan: AttentionPlan) -> None:
         """See Backend."""
 

@@ -188,6 +188,7 @@ def test_only_a_shortage_of_blocks_makes_short_answers_wait() -> None:
         {"logit_bias": ((3, 1.0),)},
         {"allowed_token_ids": (1, 2)},
         {"min_tokens": 2},
+        {"structured_output": StructuredOutput(kind=StructureKind.REGEX, text="a*")},
     ],
 )
 def test_requests_that_edit_or_report_their_logits_make_no_step_wait(sampling: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from benchmarks.gpu.steps import Tokens, answers, greedy, sampled
 from benchmarks.models.grow_model import Growth, NoisySource, grown_spec, resized
 from benchmarks.simulator.workload import read_azure
 from benchmarks.spec_bench.prompts import evenly_spaced
-from faser.cli.bench_prompts import read_prompts
+from faser.cli.bench.prompts import read_prompts
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.step_times import StepTimes

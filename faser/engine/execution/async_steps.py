@@ -16,7 +16,7 @@ last known token is computed again then. So no row is fed by a token that was ne
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
@@ -51,13 +51,14 @@ class _Choice:
 class StepInFlight(LaunchedStep):
     """sampling: the rows that get a token, and numbers: which these are. choice: of these tokens.
 
-    forwarded_s: when the forward was on its way to the device.
+    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads.
     """
 
     sampler: Sampler
     sampling: DraftLayout
     numbers: Ints
     forwarded_s: float
+    experts: Callable[[], int]
     choice: _Choice = field(default_factory=_Choice)
 
     @property
@@ -75,13 +76,14 @@ class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
         collected.
-    prepared_s: as in StepResult.
+    prepared_s, experts: as in StepResult.
     """
 
     tokens: StepTokens
     began_s: float
     ended_s: float
     prepared_s: float
+    experts: int
 
 
 class AsyncSteps:
@@ -97,7 +99,8 @@ class AsyncSteps:
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward, and the choice of tokens unless that follows tokens of a step in flight."""
-        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
+        fed = replace(batch, feedback=self._feedback(plan.rows, batch))
+        _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         self._last = StepInFlight(
@@ -107,6 +110,7 @@ class AsyncSteps:
             sampling=sampling,
             numbers=numbers,
             forwarded_s=forwarded_s,
+            experts=experts,
         )
         if not self._num_in_flight or not self._sampler.follows_output(sampling.slots.tolist()):
             self._choose(self._last)
@@ -130,6 +134,7 @@ class AsyncSteps:
             began_s=began_s,
             ended_s=self._collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
+            experts=launched.experts(),
         )
 
     def choose_next(self) -> None:
@@ -149,6 +154,7 @@ class AsyncSteps:
                 logits = self._runner.logits(launched.numbers)
                 choice.rows = sampler.rows(logits, sampling)
                 choice.pending = self._runner.sample_from(logits, metadata)
+                choice.rows.score(choice.pending.tokens, self._runner.read_back)
         here = launched.plan.rows.slots
         still = [slot for slot in self._missing if slot not in here and sampler.is_late(slot)]
         self._missing = choice.missing = still if choice.rows is None else [*still, *choice.rows.without_token]

@@ -32,15 +32,15 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
-# Rows and batch as the forward returned them (it may cut drafts), and the tokens of each sequence.
-_VerifiedRows = tuple[StepRows, RowBatch, StepTokens]
+# Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
+_VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -140,11 +140,9 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
-        before = self._runner.experts_read
         verified = self._verify(plan.rows, self._gather(plan)).wait()
-        experts = self._runner.experts_read - before
         self._drafts.drop()
-        return self._finish(plan, verified, began_s, experts=experts, prepares=self._device_computes)
+        return self._finish(plan, verified, began_s, prepares=self._device_computes)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -185,6 +183,7 @@ class ModelExecutor:
             began_s=collected.began_s,
             ended_s=collected.ended_s,
             prepared_s=collected.prepared_s,
+            experts=collected.experts,
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
@@ -195,10 +194,13 @@ class ModelExecutor:
 
     def _verify(self, rows: StepRows, batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
-        rows, batch = self._forward.run(self._runner, rows, batch)
+        runner = self._runner
+        (rows, batch), experts = with_experts_counted(
+            runner, rows.samples, lambda: self._forward.run(runner, rows, batch)
+        )
         self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
-        return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
+        return PendingResult(lambda: (rows, batch, finding.wait(), experts()), launches_more=finding.launches_more)
 
     def _finish(
         self,
@@ -207,14 +209,13 @@ class ModelExecutor:
         began_s: float,
         ended_s: float | None = None,
         *,
-        experts: int = 0,
         prepares: bool = False,
     ) -> StepResult:
         """Take in what a step sampled, and read the prompt log probabilities off its forward.
 
         ended_s: None: now. prepares: the device had no work until the forward was on its way.
         """
-        rows, batch, tokens = verified
+        rows, batch, tokens, experts = verified
         self._forward.learn(tokens)
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)

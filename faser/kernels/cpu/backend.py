@@ -9,6 +9,7 @@ import mmap
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -315,6 +316,10 @@ class NativeBackend:
             native_library.ACTIVATIONS[activation],
         )
         return out
+
+    def count_experts(self) -> Callable[[], int]:
+        count = self.experts_read
+        return lambda: count
 
     def row_slots(self, _plan: AttentionPlan) -> None:
         """See Backend."""

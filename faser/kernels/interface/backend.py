@@ -6,6 +6,7 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -113,8 +114,12 @@ class Backend(Protocol):
     def experts_read(self) -> int:
         """Count the experts' weights read so far; those of each layer and each call count by themselves.
 
-        Shared ones do not count: every call reads them.
+        Shared ones do not count: every call reads them. Waits for the device; count_experts does not.
         """
+        ...
+
+    def count_experts(self) -> Callable[[], int]:
+        """Return a call that gives experts_read as of now, and waits until all work launched so far is done."""
         ...
 
     def row_edges(self, most: int) -> tuple[int, ...]:

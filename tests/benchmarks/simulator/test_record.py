@@ -13,7 +13,7 @@ from benchmarks.simulator.live import check_live, run_live
 from benchmarks.simulator.record import Session, record
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (

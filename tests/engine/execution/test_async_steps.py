@@ -1,6 +1,7 @@
 """Steps that start before the host has the tokens of the step before: what they are fed, and when they began."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -22,6 +23,10 @@ class Pending:
 
     token_ids: list[int]
 
+    @property
+    def tokens(self) -> list[int]:
+        return self.token_ids
+
     def wait(self) -> SampledTokens:
         return SampledTokens(token_ids=np.array(self.token_ids))
 
@@ -39,9 +44,14 @@ class CountingRunner:
         self.calls.append("forward")
         self.batches.append(batch)
 
+    def count_experts(self) -> Callable[[], int]:
+        return lambda: 0
+
     def logits(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
         self.calls.append("logits")
         return rows.tolist()
+
+    def read_back(self, _values: object) -> None: ...
 
     def sample_from(self, rows: list[int], metadata: object) -> Pending:
         self.calls.append("sample")
@@ -59,6 +69,10 @@ class Edited:
 
     layout: DraftLayout
     without_token: set[int]
+    scored: list[object] = field(default_factory=list)
+
+    def score(self, tokens: object, _read_back: object) -> None:
+        self.scored.append(tokens)
 
     def given(self, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> StepTokens:
         kept = [slot not in self.without_token for slot in self.layout.slots.tolist()]

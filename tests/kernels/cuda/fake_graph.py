@@ -77,7 +77,7 @@ def _fake_experts(
         chosen, weights = routed(logits, block)
         rows = torch.arange(len(x)) if slots is None else (slots >= 0).nonzero()[:, 0]
         for row, place in product_of(rows.tolist(), range(block.top_k)):
-            expert = int(chosen[row, place])
+            expert = chosen[row].tolist()[place]
             gated = x.new_empty((1, inner))
             reference.gate(product(x[row : row + 1], gate_up, expert).to(x.dtype), gated, block.activation)
             total[row] += weights[row, place] * product(gated, down, expert)[0]

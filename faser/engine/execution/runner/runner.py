@@ -7,7 +7,9 @@ ended there, `compact` the rows, `advance` to the end. The remaining rows get th
 rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +23,12 @@ from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateShape, StateStep
-from faser.kernels.interface.graph_capture import StagingBuffer
+from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
+_Done = TypeVar("_Done")
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
 
 
@@ -81,6 +84,10 @@ class Runner:
     def experts_read(self) -> int:
         """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
+
+    def count_experts(self) -> Callable[[], int]:
+        """See Backend."""
+        return self._backend.count_experts()
 
     def row_edges(self, most: int) -> tuple[int, ...]:
         """Return the row counts below `most` that fill tiles of the backend's products."""
@@ -221,10 +228,41 @@ class Runner:
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.take(logits, requests)
 
+    def read_back(self, values: Tensor) -> Readback:
+        """Start the way of these values to the host; later work may overwrite them."""
+        capture = self._backend.graph_capture
+        return ReadyValues(values) if capture is None else capture.readback((values,))
+
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin."""
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyValues:
+    """Readback where nothing travels while the host does something else."""
+
+    values: Tensor
+
+    def wait(self) -> tuple[NDArray[Any], ...]:
+        return (self.values.numpy(force=True),)
+
+
+def with_experts_counted(
+    runner: Runner, samples: Sequence[bool], forward: Callable[[], _Done]
+) -> tuple[_Done, Callable[[], int]]:
+    """Run a forward, and count the experts that it reads without a wait of its own.
+
+    Returns what the forward returns, and a call that gives the number: after the wait for the forward's tokens it
+    does not wait again. samples: whether each sequence gets a token; where none does, nothing is counted.
+    """
+    if not any(samples):
+        return forward(), lambda: 0
+    before = runner.count_experts()
+    done = forward()
+    after = runner.count_experts()
+    return done, lambda: after() - before()
 
 
 def repeatable_memory(backend: Backend, cache: KvCache) -> Sequence[Tensor] | None:

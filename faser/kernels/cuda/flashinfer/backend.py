@@ -9,6 +9,7 @@ and stores, the gate. A product adds the residual in place, so that nothing is c
 norm instead would take as many launches and read as much.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -258,8 +259,15 @@ class FlashInferBackend:
 
     @property
     def experts_read(self) -> int:
-        """See Backend. Waits for the device, where the model is a mixture."""
-        return 0 if self._experts_read is None else int(self._experts_read)
+        """See Backend. 0 where the model is no mixture."""
+        return self.count_experts()()
+
+    def count_experts(self) -> Callable[[], int]:
+        """See Backend. Nothing is launched where the model is no mixture."""
+        if self._experts_read is None:
+            return lambda: 0
+        readback = self.graph_capture.readback((self._experts_read,))
+        return lambda: int(readback.wait()[0][0])
 
     def row_slots(self, plan: _EagerPlan | FixedPlan) -> Tensor:
         return plan.device.slots

@@ -5,7 +5,7 @@ tensors that it had. Two halves have the same sequences, which come, end, are pr
 verify and accept the same parts of their drafts. One half has the graphs, of the target too, whose captured work
 leaves the states. The other one is the oracle: it is eager and samples in the head's own vocabulary.
 
-Planted bugs that these tests have caught: the states of the neighbour's row; rows of padding are stored in block 0;
+Planted bugs that these tests have caught: the states of the neighbour's row; padding rows are stored in block 0;
 the numbers of states are those of the last pass; a vocabulary that is off by one; tokens that the head does not
 have stay possible; states stay in place where sequences ended before; unknown states are not 0; a later piece of a
 prompt reads the states of the first one.
