@@ -3,8 +3,9 @@
     step         |  launch 1   launch 2   collect 1   launch 3   collect 2
     input of     |  known      token of 1             token of 2             fed back on the device
 
-Such steps have no drafts. Rows of prompts have inputs that are known. Owns the step launched last, whose tokens
-are inputs of the next one.
+Rows of prompts have inputs that are known. Owns the step launched last, whose tokens are inputs of the next one. A
+step with drafts has known inputs but for draft tokens that were launched ahead (drafting/ahead.py); those that
+follow it begin behind what the device finds it to accept.
 
 Where a request edits its logits by its output, as penalties and grammars do, the host needs the tokens of the step
 before. Then the forward is launched ahead alone, and the choice of tokens follows while it runs:
@@ -22,15 +23,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
+from faser.engine.execution.drafting.ahead import DraftsAhead, FollowedStep
+from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
-from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
-from faser.engine.execution.sampling.verify import matched
-from faser.kernels.interface.sampling import Ints
+from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -51,7 +57,10 @@ class _Choice:
 class StepInFlight(LaunchedStep):
     """sampling: the rows that get a token, and numbers: which these are. choice: of these tokens.
 
-    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads.
+    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
+    [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
+    none. sources: [T] where the target is fed the draft tokens of its rows from, which are theirs then.
+    decided: as `matched` takes it.
     """
 
     sampler: Sampler
@@ -59,6 +68,10 @@ class StepInFlight(LaunchedStep):
     numbers: Ints
     forwarded_s: float
     experts: Callable[[], int]
+    known: Ints
+    drafts: DraftsAhead | None
+    sources: Ints
+    decided: Bools | None
     choice: _Choice = field(default_factory=_Choice)
 
     @property
@@ -87,52 +100,95 @@ class CollectedStep:
 
 
 class AsyncSteps:
-    """Steps are collected in the order of their launches; at most one more is launched before that."""
+    """Steps are collected in the order of their launches; at most one more is launched before that.
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    verifier: of steps with drafts; it needs only the tokens that are sampled.
+    """
+
+    def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier) -> None:
+        self._verifier = verifier
         self._runner = runner
         self._sampler = sampler
         self._last: StepInFlight | None = None
         self._num_in_flight = 0
         self._missing: Sequence[int] = ()  # of the choice made last
-        self._collected_s = 0.0
+        self.collected_s = 0.0  # when the last step was collected
 
-    def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
-        """Start the forward, and the choice of tokens unless that follows tokens of a step in flight."""
-        fed = replace(batch, feedback=self._feedback(plan.rows, batch))
+    def launch(
+        self, plan: StepPlan, batch: RowBatch, began_s: float, drafts: DraftsAhead | None = None
+    ) -> StepInFlight:
+        """Start the forward, and the choice of tokens unless that follows tokens of a step in flight.
+
+        drafts: launched ahead for the plan.
+        """
+        sources, feedback = _NONE, None
+        if drafts is None:
+            feedback = self._feedback(plan.rows, batch)
+        elif plan.num_drafts:
+            sources, feedback = self._drafted(plan.rows, batch, drafts)
+        fed = replace(batch, feedback=feedback)
         _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         self._last = StepInFlight(
             plan=plan,
-            began_s=began_s,
             sampler=self._sampler,
             sampling=sampling,
             numbers=numbers,
+            began_s=began_s,
             forwarded_s=forwarded_s,
             experts=experts,
+            known=batch.token_ids.numpy()[numbers[sampling.first]],
+            drafts=drafts,
+            sources=sources,
+            decided=decided_by(self._verifier, sampling) if plan.num_drafts else None,
         )
         if not self._num_in_flight or not self._sampler.follows_output(sampling.slots.tolist()):
             self._choose(self._last)
         self._num_in_flight += 1
         return self._last
 
-    def collect(self, launched: LaunchedStep) -> CollectedStep:
-        """Wait for the tokens."""
+    def followed(self) -> FollowedStep:
+        """The step launched last, for drafts that go on behind it. Finds on the device what it accepts."""
+        step, runner = self._last, self._runner
+        assert step is not None, "nothing was launched before"
+        assert isinstance(runner, GraphRunner), "a runner that cannot be followed"
+        layout = step.sampling
+        drafted = layout.drafted.copy()
+        if len(step.sources):
+            drafted[_verifying(layout)] = -2 - step.sources
+        slots = layout.slots[layout.first].tolist()
+        return FollowedStep(
+            match=runner.match(layout, drafted, step.known, step.decided),
+            numbers={slot: at for at, slot in enumerate(slots)},
+            known=layout.positions[layout.first],
+            most=layout.num_drafts + 1,
+            fed=runner.fed,
+        )
+
+    def collect(self, launched: LaunchedStep, drafts: DraftBatch | None = None) -> CollectedStep:
+        """Wait for the tokens. drafts: those that were launched ahead for the step, once they are there."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
-        began_s = max(launched.began_s, self._collected_s)
-        rows, choice = launched.plan.rows, launched.choice
+        began_s = max(launched.began_s, self.collected_s)
+        rows, layout, choice = launched.plan.rows, launched.sampling, launched.choice
         tokens = StepTokens.none(len(rows))
+        if drafts is not None and len(launched.sources):
+            drafted = layout.drafted.copy()
+            drafted[_verifying(layout)] = drafts.token_ids.T.ravel()[launched.sources]
+            layout = replace(layout, drafted=drafted)
         if choice.pending is not None:
             token_ids = choice.pending.wait().token_ids
-            found = matched(launched.sampling, token_ids) if choice.rows is None else choice.rows.given(token_ids)
+            if choice.rows is None:
+                found = matched(layout, token_ids, launched.decided)
+            else:
+                found = choice.rows.given(token_ids)
             tokens = found.among(_sampling(rows), len(rows))
         self._num_in_flight -= 1
-        self._collected_s = time.perf_counter()
+        self.collected_s = time.perf_counter()
         return CollectedStep(
             tokens=tokens,
             began_s=began_s,
-            ended_s=self._collected_s,
+            ended_s=self.collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
             experts=launched.experts(),
         )
@@ -159,6 +215,17 @@ class AsyncSteps:
         still = [slot for slot in self._missing if slot not in here and sampler.is_late(slot)]
         self._missing = choice.missing = still if choice.rows is None else [*still, *choice.rows.without_token]
 
+    def _drafted(self, rows: StepRows, batch: RowBatch, drafts: DraftsAhead) -> tuple[Ints, TokenFeedback]:
+        """Return where the draft tokens of the rows come from, [T], and that as input."""
+        assert isinstance(self._runner, GraphRunner), "a runner that is fed by no other one"
+        counts = np.array(rows.num_drafts, dtype=np.int64)
+        at = counts.nonzero()[0]
+        counts = counts[at]
+        sources = drafts.sources([rows.slots[i] for i in at.tolist()], counts)
+        numbers = (batch.last_rows[at] - counts + 1).repeat(counts)
+        numbers += np.arange(len(numbers)) - (counts.cumsum() - counts).repeat(counts)
+        return sources, TokenFeedback(tokens=self._runner.fed, rows=numbers, sources=sources)
+
     def _feedback(self, rows: StepRows, batch: RowBatch) -> TokenFeedback | None:
         """Inputs that the step in flight still chooses; None: all are known."""
         if PLACEHOLDER not in rows.token_ids:
@@ -170,10 +237,15 @@ class AsyncSteps:
         assert pending is not None, "nothing was chosen before"
         source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}
         return TokenFeedback(
-            pending=pending,
+            tokens=pending.tokens,
             rows=batch.last_rows[fed],
             sources=np.array([source_of[rows.slots[i]] for i in fed], dtype=np.int64),
         )
+
+
+def _verifying(layout: DraftLayout) -> Ints:
+    """The rows [T] that verify a draft token, whether or not it is known."""
+    return np.flatnonzero(layout.depth < layout.num_drafts[layout.sequence])
 
 
 def _sampling(rows: StepRows) -> list[int]:

@@ -63,7 +63,7 @@ class LastTokenRunner:
         self.num_forwards += 1
         self.token_ids = batch.token_ids.clone()
         if batch.feedback is not None:
-            fed = batch.feedback.pending.tokens[batch.feedback.sources]
+            fed = batch.feedback.tokens[batch.feedback.sources]
             assert (fed >= 0).all(), "a row is fed by a token that was never chosen"
             self.token_ids[torch.from_numpy(batch.feedback.rows)] = fed
 

@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
@@ -15,6 +16,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
+from faser.engine.execution.sampling.verify import SampleAndMatch
 
 
 @dataclass
@@ -24,8 +26,8 @@ class Pending:
     token_ids: list[int]
 
     @property
-    def tokens(self) -> list[int]:
-        return self.token_ids
+    def tokens(self) -> torch.Tensor:
+        return torch.tensor(self.token_ids)
 
     def wait(self) -> SampledTokens:
         return SampledTokens(token_ids=np.array(self.token_ids))
@@ -111,9 +113,10 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
     return StepPlan(step=1, released=(), started=(), rows=StepRows.of(*made))
 
 
-def make() -> tuple[AsyncSteps, CountingRunner]:
+def make(given: NoSampler | None = None) -> tuple[AsyncSteps, CountingRunner]:
     runner = CountingRunner()
-    return AsyncSteps(cast("Runner", runner), cast("Sampler", NoSampler())), runner
+    sampler = cast("Sampler", given or NoSampler())
+    return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler)), runner
 
 
 def launch(steps: AsyncSteps, plan: StepPlan, began_s: float = 0.0) -> LaunchedStep:
@@ -131,7 +134,7 @@ def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_fo
     assert first is None
     assert second is not None
     assert (second.rows.tolist(), second.sources.tolist()) == ([0, 1], [1, 0])
-    assert second.pending.wait().token_ids.tolist() == [0, 1]
+    assert second.tokens.tolist() == [0, 1]
 
 
 def test_a_placeholder_is_fed_at_its_row_among_the_rows_of_prompts() -> None:
@@ -179,8 +182,7 @@ def test_inputs_that_are_prepared_during_another_step_take_no_time_of_their_own(
 
 
 def test_tokens_that_follow_the_output_are_chosen_during_the_forward_once_the_step_before_is_known() -> None:
-    runner, sampler = CountingRunner(), NoSampler(following={1})
-    steps = AsyncSteps(cast("Runner", runner), cast("Sampler", sampler))
+    steps, runner = make(NoSampler(following={1}))
     first = launch(steps, plan_of((1, (7,), True), (2, (7,), True)))
     assert runner.calls == ["forward", "logits", "sample"]
     second = launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
@@ -197,16 +199,15 @@ def test_tokens_that_follow_the_output_are_chosen_during_the_forward_once_the_st
 
 
 def test_edits_that_do_not_follow_the_output_wait_for_no_token() -> None:
-    runner, sampler = CountingRunner(), NoSampler(editing={1})
-    steps = AsyncSteps(cast("Runner", runner), cast("Sampler", sampler))
+    steps, runner = make(NoSampler(editing={1}))
     launch(steps, plan_of((1, (7,), True)))
     launch(steps, plan_of((1, (PLACEHOLDER,), True)))
     assert runner.calls == ["forward", "logits", "sample"] * 2
 
 
 def test_a_slot_is_late_from_the_step_that_brings_it_no_token_until_its_mask_is_there() -> None:
-    runner, sampler = CountingRunner(), NoSampler(following={1, 3}, late={1, 3})
-    steps = AsyncSteps(cast("Runner", runner), cast("Sampler", sampler))
+    sampler = NoSampler(following={1, 3}, late={1, 3})
+    steps, _ = make(sampler)
     step = launch(steps, plan_of((1, (7,), True), (2, (7,), True), (3, (7,), True)))
     found = []
     for there in ({1}, {1}, {1, 3}, {1, 3}):
@@ -221,7 +222,7 @@ def test_a_slot_is_late_from_the_step_that_brings_it_no_token_until_its_mask_is_
 
 
 def test_whose_mask_is_late_is_unknown_before_the_step_before_is_collected() -> None:
-    steps = AsyncSteps(cast("Runner", CountingRunner()), cast("Sampler", NoSampler(following={1})))
+    steps, _ = make(NoSampler(following={1}))
     launch(steps, plan_of((1, (7,), True)))
     second = launch(steps, plan_of((1, (PLACEHOLDER,), True)))
     with pytest.raises(AssertionError, match="has not been collected"):

@@ -25,6 +25,7 @@ from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gat
 SharedOutput = tuple[Tensor, Tensor]
 _TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
+FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
 
@@ -231,15 +232,30 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
     return inner
 
 
-def down(networks: ExpertWeights, inner: Tensor, routes: Routes, tiles: Tiles) -> Tensor:
-    """Return for each pair the result of its expert: [R K, H] float32."""
-    first, bias = networks.down[0], networks.down_bias
+def down(
+    networks: ExpertWeights,
+    inner: Tensor,
+    routes: Routes,
+    tiles: Tiles,
+    *,
+    hidden: Tensor | None = None,
+    arrived: Tensor | None = None,
+) -> Tensor:
+    """Return for each pair the result of its expert: [R K, H] float32.
+
+    hidden: to whose rows, at most FEW_ROWS, the weighed results are added. arrived: zeros, see few_row_experts.py.
+    """
+    first, bias, slots = networks.down[0], networks.down_bias, routes.slots
     width, size = first.shape
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
+    into = inner if hidden is None else hidden
     _down[_programs(routes, width, tiles)](
         inner, first, networks.down_offsets, first if bias is None else bias,
         routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
-        BIASED=bias is not None, **_options(inner, networks, tiles),
+        routes.weights, given if slots is None else slots, into, into.stride(0),
+        routes.counts if arrived is None else arrived, ADD_ROWS=0 if hidden is None else FEW_ROWS,
+        PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
+        **_options(inner, networks, tiles),
     )  # fmt: skip
     return given
 
