@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.experts import experts_one_by_one
@@ -85,6 +85,7 @@ class TorchBackend:
         self.name = "torch"
         self.sampling_kernels: SamplingKernels | None = None
         self.mask_kernel = None
+        self.mixtures = SeparateMixtures(self)
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)
         self.head_drafting = None

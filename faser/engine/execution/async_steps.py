@@ -22,10 +22,10 @@ from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
-from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
+from faser.engine.execution.sampling.rows import Bools, DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
-from faser.engine.execution.sampling.verify import matched
+from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -37,6 +37,7 @@ class StepInFlight(LaunchedStep):
     forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
     [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
     none. sources: [T] where the target is fed the draft tokens of its rows from, which are theirs then.
+    decided: as `matched` takes it.
     """
 
     sampling: DraftLayout
@@ -46,6 +47,7 @@ class StepInFlight(LaunchedStep):
     known: Ints
     drafts: DraftsAhead | None
     sources: Ints
+    decided: Bools | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,13 @@ class CollectedStep:
 
 
 class AsyncSteps:
-    """Steps are collected in the order of their launches; at most one more is launched before that."""
+    """Steps are collected in the order of their launches; at most one more is launched before that.
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    verifier: of steps with drafts; it needs only the tokens that are sampled.
+    """
+
+    def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier) -> None:
+        self._verifier = verifier
         self._runner = runner
         self._sampler = sampler
         self._last: StepInFlight | None = None
@@ -99,6 +105,7 @@ class AsyncSteps:
             known=batch.token_ids.numpy()[numbers[sampling.first]],
             drafts=drafts,
             sources=sources,
+            decided=decided_by(self._verifier, sampling) if plan.num_drafts else None,
         )
         return self._last
 
@@ -113,7 +120,7 @@ class AsyncSteps:
             drafted[_verifying(layout)] = -2 - step.sources
         slots = layout.slots[layout.first].tolist()
         return FollowedStep(
-            match=runner.match(layout, drafted, step.known),
+            match=runner.match(layout, drafted, step.known, step.decided),
             numbers={slot: at for at, slot in enumerate(slots)},
             known=layout.positions[layout.first],
             most=layout.num_drafts + 1,
@@ -131,7 +138,7 @@ class AsyncSteps:
             drafted[_verifying(layout)] = drafts.token_ids.T.ravel()[launched.sources]
             layout = replace(layout, drafted=drafted)
         if launched.pending is not None:
-            found = matched(layout, launched.pending.wait().token_ids)
+            found = matched(layout, launched.pending.wait().token_ids, launched.decided)
             tokens = found.among(_sampling(rows), len(rows))
         self.collected_s = time.perf_counter()
         return CollectedStep(

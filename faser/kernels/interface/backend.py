@@ -26,6 +26,7 @@ from faser.kernels.interface.blocks import (
     LayerBuffers,
     Layers,
     MixedFeedForward,
+    Mixtures,
     NormedLinear,
     TokenInputs,
     columns_of,
@@ -154,6 +155,11 @@ class Backend(Protocol):
     @property
     def blocks(self) -> Blocks:
         """Units of layers, in the fewest launches that this backend has for them."""
+        ...
+
+    @property
+    def mixtures(self) -> Mixtures:
+        """Mixtures of experts, in the fewest launches."""
         ...
 
     @property
@@ -356,12 +362,9 @@ class SeparateBlocks:
     ) -> None:
         if isinstance(block, MixedFeedForward):
             self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
-            normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
-            if self._ranks is None:
-                self._backend.experts(normed, block.experts, hidden, slots=buffers.slots)
-            else:
-                part = torch.zeros_like(hidden)
-                self._backend.experts(normed, block.experts, part)
+            part = hidden if self._ranks is None else torch.zeros_like(hidden)
+            self._backend.mixtures.add(hidden, block.norm, block.eps, block.experts, part, buffers)
+            if self._ranks is not None:
                 hidden.add_(self._ranks.all_reduce(part))
         else:
             self._feed_forward(mixed, hidden, block, buffers)
@@ -391,14 +394,9 @@ class SeparateBlocks:
         assert after is not None, "the sum of a network and experts is normalised"
         both = backend.linear(inner, block.down, torch.empty_like(hidden))
         backend.rms_norm(both, beside.norm_after_network, eps, both)
-        routed_by = backend.rms_norm(hidden, beside.router_norm, eps, torch.empty_like(hidden))
         given = torch.zeros_like(hidden)
-        backend.experts(
-            backend.rms_norm(hidden, beside.norm, eps, buffers.normed),
-            beside.experts,
-            given,
-            routed_by,
-            slots=buffers.slots,
+        backend.mixtures.add(
+            hidden, beside.norm, eps, beside.experts, given, buffers, router_norm=beside.router_norm
         )
         backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
         backend.rms_norm(both, after, eps, hidden, residual=hidden)
@@ -432,6 +430,30 @@ class SeparateBlocks:
             hidden.add_(added)
         else:
             self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
+
+
+class SeparateMixtures:
+    """Mixtures made of a backend's operations, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def add(
+        self,
+        hidden: Tensor,
+        norm: Tensor,
+        eps: float,
+        block: Experts,
+        into: Tensor,
+        buffers: BlockBuffers,
+        *,
+        router_norm: Tensor | None = None,
+    ) -> None:
+        backend, routed_by = self._backend, None
+        if router_norm is not None:
+            routed_by = backend.rms_norm(hidden, router_norm, eps, torch.empty_like(hidden))
+        normed = backend.rms_norm(hidden, norm, eps, buffers.normed)
+        backend.experts(normed, block, into, routed_by, slots=buffers.slots)
 
 
 class SeparateLayers:

@@ -234,6 +234,27 @@ class Blocks(Protocol):
         ...
 
 
+class Mixtures(Protocol):
+    """Mixtures of experts with the norms before them. Their results are those of the single operations."""
+
+    def add(
+        self,
+        hidden: Tensor,
+        norm: Tensor,
+        eps: float,
+        block: Experts,
+        into: Tensor,
+        buffers: BlockBuffers,
+        *,
+        router_norm: Tensor | None = None,
+    ) -> None:
+        """into += experts(rms_norm(hidden)); see Backend.experts.
+
+        hidden, into: [R, H]; they may be the same. router_norm: [H] float32, before the router; None: norm.
+        """
+        ...
+
+
 class Layers(Protocol):
     """Whole layers. Their results are those of Blocks and of the backend's attention."""
 

@@ -16,13 +16,15 @@ class StepMatch:
     """R sampled rows of S sequences, and what comes of them. All int64, at fixed addresses.
 
     sampled: [R] tokens. drafted: [R] the draft token that each row verifies, -1 in the last row of a sequence;
-    below that -2 - i, for fed[i]. first: [S + 1] the first row of each sequence, and R. known: [S] the last token
+    below that -2 - i, for fed[i]. decided: [R] 1 where it is accepted and 0 where it is not, whatever is sampled;
+    -1: if it is the sampled one. first: [S + 1] the first row of each sequence, and R. known: [S] the last token
     before the drafts. Results:
     counts: [S] tokens that the step brings. last: [S, 2] the last two tokens of each sequence then.
     """
 
     sampled: Tensor
     drafted: Tensor
+    decided: Tensor
     fed: Tensor
     first: Tensor
     known: Tensor

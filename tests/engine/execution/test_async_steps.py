@@ -16,6 +16,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
+from faser.engine.execution.sampling.verify import SampleAndMatch
 
 
 @dataclass
@@ -67,7 +68,8 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
 
 def make() -> tuple[AsyncSteps, CountingRunner]:
     runner = CountingRunner()
-    return AsyncSteps(cast("Runner", runner), cast("Sampler", NoSampler())), runner
+    sampler = cast("Sampler", NoSampler())
+    return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler)), runner
 
 
 def launch(steps: AsyncSteps, plan: StepPlan, began_s: float = 0.0) -> LaunchedStep:

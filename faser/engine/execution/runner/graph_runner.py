@@ -152,9 +152,18 @@ class GraphRunner(Runner):
         """Room for tokens [N] int64 that others have sampled, from which rows may be fed."""
         return self._device_sampler.fed
 
-    def match(self, layout: DraftLayout, drafted: NDArray[np.int64], known: NDArray[np.int64]) -> StepMatch:
-        """Find on the device what the step accepts whose rows were sampled last. See StepMatch."""
-        return self._matcher.find(layout, drafted, known)
+    def match(
+        self,
+        layout: DraftLayout,
+        drafted: NDArray[np.int64],
+        known: NDArray[np.int64],
+        decided: NDArray[np.bool_] | None = None,
+    ) -> StepMatch:
+        """Find on the device what the step accepts whose rows were sampled last. See StepMatch.
+
+        decided: [R] whether each row's draft token is accepted; None: the sampled tokens say so.
+        """
+        return self._matcher.find(layout, drafted, known, decided)
 
     def follow(self, drafts: FollowedDrafts, table: BlockTable) -> PendingTokens | None:
         """Launch a first pass of drafts behind a step that need not have ended, and sample their first tokens.

@@ -37,16 +37,19 @@ class StepMatcher:
         self._sampler = sampler
         count, device = len(sampler.tokens), sampler.tokens.device
         self._capacity = -(-count // _LINE) * _LINE + _LINE
-        self._staging: StagingBuffer = capture.staging_buffer(3 * self._capacity, torch.int64)
+        self._staging: StagingBuffer = capture.staging_buffer(4 * self._capacity, torch.int64)
         self._counts = torch.zeros(count, dtype=torch.int64, device=device)
         self._last = torch.zeros((count, 2), dtype=torch.int64, device=device)
 
-    def find(self, layout: DraftLayout, drafted: Ints, known: Ints) -> StepMatch:
-        """Launch the search. drafted, known: as StepMatch has them."""
+    def find(
+        self, layout: DraftLayout, drafted: Ints, known: Ints, decided: NDArray[np.bool_] | None
+    ) -> StepMatch:
+        """Launch the search. drafted, known: as StepMatch has them. decided: None: nothing is."""
         rows, sequences = layout.num_rows, len(layout.first)
-        numbers, sent = self._staging.host().reshape(3, -1), self._staging.device.view(3, -1)
+        numbers, sent = self._staging.host().reshape(4, -1), self._staging.device.view(4, -1)
         numbers[0, :rows], numbers[1, :sequences], numbers[2, :sequences] = drafted, layout.first, known
         numbers[1, sequences] = rows
+        numbers[3, :rows] = -1 if decided is None else decided
         self._staging.send()
         step = StepMatch(
             sampled=self._sampler.tokens[:rows],
@@ -54,6 +57,7 @@ class StepMatcher:
             fed=self._sampler.fed,
             first=sent[1, : sequences + 1],
             known=sent[2, :sequences],
+            decided=sent[3, :rows],
             counts=self._counts[:sequences],
             last=self._last[:sequences],
         )

@@ -40,6 +40,7 @@ def step_of(sampled: list[list[int]], drafts: list[list[int]], known: list[int],
     return StepMatch(
         sampled=ints([token_id for rows in sampled for token_id in rows]),
         drafted=ints(drafted),
+        decided=ints([-1] * len(drafted)),
         fed=ints(tokens or [0]),
         first=ints(bounds),
         known=ints(known),
@@ -75,6 +76,15 @@ def test_a_drafted_token_that_is_none_counts_as_token_0() -> None:
     step = step_of([[0, 3]], [[-1]], [2], fed=True)
     match(step)
     assert (step.counts.tolist(), step.last.tolist()) == ([2], [[0, 3]])
+
+
+def test_verdicts_that_are_given_count_more_than_samples() -> None:
+    """The first draft token is accepted and the second refused; the last row has none to accept."""
+    step = step_of([[5, 8, 9], [5, 6]], [[7, 8], [6]], [2, 3], fed=True)
+    step.decided.copy_(ints([1, 0, 1, 1, 1]))
+    match(step)
+    assert step.counts.tolist() == [2, 2]
+    assert step.last.tolist() == [[7, 8], [6, 6]]
 
 
 def layout_of(num_pages: list[int]) -> PagedLayout:
