@@ -216,6 +216,7 @@ TABLES = {
     "mixtures": ("models", "cells"),
     "mixture_tiles": ("cells", "best", "parts", "bits"),
     "fp8": ("16 bits bare", "fp8 bare", "rows"),
+    "heads": ("cells", "rows"),
 }
 
 
