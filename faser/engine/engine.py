@@ -4,8 +4,11 @@
                           plan ──▶ propose ──▶ run ──▶ commit    overlapped: the drafter works while the step runs
                                                draft
 
-A GPU works on its own, so steps without drafts are scheduled asynchronously: the engine launches the next step,
-prompts and newcomers included, before it reads the tokens of the one in flight.
+A GPU works on its own, so steps are scheduled asynchronously. After one without drafts the engine launches the
+next step, prompts and newcomers included, before it reads the tokens of the one in flight. After one with drafts
+of a draft model it launches the next drafts, which begin behind whatever the device finds the step to accept.
+
+    plan k ──▶ launch k ──▶ propose k + 1 ──▶ launch drafts k + 1 ──▶ collect k ──▶ commit k ──▶ plan k + 1 ...
 """
 
 import time
@@ -50,6 +53,7 @@ class Engine:
         self._trace = trace
         self._schedules_async = schedules_async
         self._launched: LaunchedStep | None = None
+        self._drafts_ahead = False  # drafts of the next step are in flight
         self._gaps = GapTimer()
         self._num_steps = 0
         self._last_step_rows = 0
@@ -67,11 +71,7 @@ class Engine:
         self._gaps.begin_step()
         if self._launched is not None:
             return self._finish(self._launched, began_s)
-        drafts = self._scheduler.propose()
-        while isinstance(drafts, DraftPlan):
-            found = self._executor.draft(drafts)
-            self._gaps.drafted(found)
-            drafts = self._scheduler.drafted(found)
+        drafts = self._draft()
         plan = self._scheduler.plan()
         if plan is None:
             self._gaps.restart()
@@ -82,6 +82,8 @@ class Engine:
             return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
+        if self._schedules_async and self._executor.drafts_ahead and self._scheduler.can_draft_ahead():
+            return self._finish_drafted(self._executor.launch(plan), began_s, drafts)
         overlapped_plan, overlapped_drafts = self._scheduler.propose_overlapped(plan), None
         if overlapped_plan is None:
             result = self._executor.run(plan)
@@ -97,6 +99,19 @@ class Engine:
             overlapped_drafts=overlapped_drafts,
         )
         return deltas
+
+    def _draft(self) -> Drafts | None:
+        """Make the drafts of the next step. None: it has none, or they are in flight."""
+        if self._drafts_ahead:
+            self._drafts_ahead = False
+            self._scheduler.drafts_ended(self._executor.end_drafts())
+            return None
+        drafts = self._scheduler.propose()
+        while isinstance(drafts, DraftPlan):
+            found = self._executor.draft(drafts)
+            self._gaps.drafted(found)
+            drafts = self._scheduler.drafted(found)
+        return drafts
 
     def _run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Run the step while the drafter makes the next drafts; drafts from text are looked up before both."""
@@ -118,11 +133,26 @@ class Engine:
         self._record(min(began_s, launched.began_s), launched.plan, result)
         return deltas
 
+    def _finish_drafted(self, launched: LaunchedStep, began_s: float, drafts: Drafts | None) -> StepDeltas:
+        """Launch the drafts after it, if they can be made without its tokens, and only then wait for these.
+
+        drafts: of the step, if they were made before it.
+        """
+        following = self._scheduler.propose_ahead()
+        self._drafts_ahead = following is not None and self._executor.draft_ahead(following)
+        result = self._executor.collect(launched)
+        deltas = self._commit(launched.plan, result, None)
+        self._record(min(began_s, launched.began_s), launched.plan, result, drafts=drafts)
+        return deltas
+
     def _commit(self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None) -> StepDeltas:
         """Commit a step whose work has just ended."""
+        if result.drafts is not None:
+            self._gaps.drafted(result.drafts)
         self._gaps.ran(result, overlapped_drafts)
         deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
-        if self._launched is None and (check := self._scheduler.drafter_check()) is not None:
+        is_idle = self._launched is None and not self._drafts_ahead
+        if is_idle and (check := self._scheduler.drafter_check()) is not None:
             self._scheduler.drafter_checked(check, differed=self._executor.rebuild(check))
         if not self.has_work():
             self._gaps.restart()
@@ -145,7 +175,7 @@ class Engine:
                 ended_s,
                 plan,
                 result,
-                drafts=drafts,
+                drafts=result.drafts or drafts,
                 overlapped_plan=overlapped_plan,
                 overlapped_drafts=overlapped_drafts,
             )

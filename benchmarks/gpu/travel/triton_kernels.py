@@ -116,6 +116,13 @@ _DELTA_NET = {
     **dict.fromkeys(("kept_keys", "kept_values", "kept_rates"), "*fp32"),
 }
 OTHERS |= dict.fromkeys(("_convolve", "_chunks", "_finish"), _DELTA_NET)
+_DRAFTING = "sampled drafted decided fed first known match_counts last numbers lengths row_positions positions slots"
+_PLACES = "page_starts pages seq_len last_page_len"
+OTHERS |= dict.fromkeys(
+    ("_match", "_advance"),
+    {**dict.fromkeys(_DRAFTING.split(), "*i64"), **dict.fromkeys(_PLACES.split(), "*i32"), "width": "i64"},
+)
+SIZES |= {"BLOCK_SIZE": 16}
 
 
 def sizes_of(tiles: Tiles) -> dict[str, Any]:
@@ -140,6 +147,8 @@ _PIPELINED = {
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
+    "_match": [{"MOST": 64, "num_warps": 1}],
+    "_advance": [{"FIRST": first, "num_warps": 1} for first in (True, False)],
     "_chunks": [{"TILED": True}],
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.types import (
     FinishReason,
     PositionLogprobs,
@@ -29,7 +29,9 @@ from faser.types import (
     StepTrace,
 )
 
-PLACEHOLDER = -1  # a row's input that is not known yet: the token that the step in flight samples for the slot
+# A row's input that is not known yet: the token that the step in flight samples for the slot, or a draft token
+# that was launched ahead of the step.
+PLACEHOLDER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +84,8 @@ class StepRows:
     counts: [S] rows, at least 1.
     num_drafts: [S] γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
     samples: [S] the rows reach the end of the known tokens, so the last row yields a new token.
-    token_ids: [R] the rows' inputs, sequence after sequence, at start, start + 1, … PLACEHOLDER, alone: of a
-        sequence for which the step in flight samples a token.
+    token_ids: [R] the rows' inputs, sequence after sequence, at start, start + 1, … PLACEHOLDER: alone, of a
+        sequence for which the step in flight samples a token; else of draft tokens that were launched ahead.
     new_blocks: by slot, blocks to append to the slot's block table before the step.
     """
 
@@ -260,6 +262,8 @@ class StepResult:
         without an error, its last row is computed again. With drafts it has the accepted ones and one of the
         target's own: 1 … num_drafts + 1 tokens. A sequence that fails has the accepted ones alone.
     token_ids: sequence after sequence.
+    drafts: the drafts that were launched ahead for this step, one for each request of their plan; None: it had
+        none. run_s of them ends where they were there.
     run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
         host computes.
@@ -281,6 +285,7 @@ class StepResult:
     counts: list[int]
     token_ids: list[int]
     run_s: float
+    drafts: Drafts | None = None
     began_s: float = 0.0
     prepared_s: float = 0.0
     experts: int = 0
@@ -422,9 +427,30 @@ class Executor(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
-        """Begin a plan without drafts, all of whose sequences need only logits, and do not wait for it.
+        """Begin a plan all of whose sequences need only logits, and do not wait for it.
 
-        PLACEHOLDER inputs are tokens of the launch before, which need not have been collected.
+        PLACEHOLDER inputs are tokens of the launch before, which need not have been collected, or draft tokens
+        that were launched ahead.
+        """
+        ...
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Return whether plans with drafts may be launched, and drafts behind them."""
+        ...
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        """Launch drafts that go on behind what the plan launched last will bring, and do not wait for either.
+
+        The blocks of each request have room for that as well. The next plan verifies these drafts, or none. False:
+        they can be made only once that step has been collected; nothing was launched.
+        """
+        ...
+
+    def end_drafts(self) -> Ints:
+        """Return how many tokens each of the drafts launched ahead has, once the step before has been collected.
+
+        Launches what is left of them, as far as their rule allows. Their tokens come with the result of the step.
         """
         ...
 

@@ -11,12 +11,23 @@ from itertools import chain, compress, repeat
 from types import MappingProxyType
 from typing import Any
 
-from faser.engine.contract.drafts import Drafts
+import numpy as np
+
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.engine.contract.native_acceptance import Texts
-from faser.engine.contract.plan import DrafterCheck, DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
-from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.contract.plan import (
+    PLACEHOLDER,
+    DrafterCheck,
+    DraftPlan,
+    LaunchedStep,
+    StepPlan,
+    StepResult,
+    StepRows,
+)
+from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
+from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
-from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import (
     Drafter,
     Proposals,
@@ -25,6 +36,7 @@ from faser.engine.execution.drafting.drafter import (
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.drafting.text import texts_of
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
@@ -32,10 +44,11 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
@@ -91,14 +104,17 @@ class ModelExecutor:
         self._states = None if speculation is None else speculation.states
         self._drafts = ProposedDrafts()
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
+        verifier = SampleAndMatch(sampler) if speculation is None else speculation.verifier
         self._next_tokens = NextTokens(
             runner,
             sampler,
             self._drafts,
-            verifier=SampleAndMatch(sampler) if speculation is None else speculation.verifier,
+            verifier=verifier,
             samples_in_runner=samples_in_runner,
         )
-        self._async_steps = AsyncSteps(runner, sampler)
+        self._async_steps = AsyncSteps(runner, sampler, verifier)
+        self._follower = _follower(runner, speculation) if samples_in_runner else None
+        self._ahead: DraftsAhead | None = None  # for the next step
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
@@ -119,9 +135,46 @@ class ModelExecutor:
         """Texts in which the control plane may look up drafts by itself; None: plans ask for all drafts."""
         return None if self._speculation is None else texts_of(self._speculation.drafter, self._matchers)
 
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._follower is not None
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        assert self._follower is not None, "drafts are made before steps"
+        self._append_blocks(plan)
+        self._ahead = self._follower.follow(plan, self._async_steps.followed())
+        return self._ahead is not None
+
+    def end_drafts(self) -> Ints:
+        assert self._ahead is not None, "nothing was launched ahead"
+        return self._ahead.end()
+
+    def _known(self, plan: StepPlan) -> tuple[StepPlan, Drafts | None]:
+        """Read drafts that were launched ahead, for a step that is not launched; return it with their tokens."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return plan, None
+        batch, drafts = self._read(ahead)
+        rows, counts = plan.rows, np.array(plan.rows.num_drafts, dtype=np.int64)
+        drafting = counts.nonzero()[0]
+        sources = ahead.sources([rows.slots[at] for at in drafting.tolist()], counts[drafting])
+        tokens = iter(batch.token_ids.T.ravel()[sources].tolist())
+        known = [next(tokens) if token_id == PLACEHOLDER else token_id for token_id in rows.token_ids]
+        return replace(plan, rows=replace(rows, token_ids=known)), drafts
+
+    def _read(self, ahead: DraftsAhead) -> tuple[DraftBatch, Drafts]:
+        """Wait for drafts that were launched ahead."""
+        assert self._follower is not None
+        began_s = self._async_steps.collected_s
+        batch, found = self._follower.read(ahead)
+        return batch, drafts_of(ahead.plan, found, began_s, time.perf_counter())
+
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         assert self._speculation is not None, "this engine has no drafter"
         began_s = time.perf_counter()
+        if self._ahead is not None:  # the sequences that it was for have ended
+            self._read(self._ahead)
+            self._ahead = None
         if during is not None:
             self._apply(during)
             self._applied = during
@@ -140,9 +193,11 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
+        plan, drafts = self._known(plan)
         verified = self._verify(plan.rows, self._gather(plan)).wait()
         self._drafts.drop()
-        return self._finish(plan, verified, began_s, prepares=self._device_computes)
+        result = self._finish(plan, verified, began_s, prepares=self._device_computes)
+        return result if drafts is None else replace(result, drafts=drafts)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -169,16 +224,22 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         batch = self._gather(plan)
-        launched = self._async_steps.launch(plan, batch, began_s)
+        drafts, self._ahead = self._ahead, None
+        launched = self._async_steps.launch(plan, batch, began_s, drafts)
         self._keep_states(plan.rows, batch, [0] * len(plan.rows))
         return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
-        collected, plan = self._async_steps.collect(launched), launched.plan
+        assert isinstance(launched, StepInFlight), "launched by another executor"
+        batch = drafts = None
+        if launched.drafts is not None:
+            batch, drafts = self._read(launched.drafts)
+        collected, plan = self._async_steps.collect(launched, batch), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
         return self._result(
             plan,
             collected.tokens,
+            drafts=drafts,
             began_s=collected.began_s,
             ended_s=collected.ended_s,
             prepared_s=collected.prepared_s,
@@ -239,6 +300,7 @@ class ModelExecutor:
         began_s: float,
         ended_s: float,
         prepared_s: float,
+        drafts: Drafts | None = None,
         experts: int = 0,
         num_cut: Mapping[int, int] = _NOTHING,
         prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
@@ -249,6 +311,7 @@ class ModelExecutor:
             token_ids=tokens.token_ids,
             errors=tokens.errors,
             logprobs=tokens.logprobs,
+            drafts=drafts,
             run_s=ended_s - began_s,
             began_s=began_s,
             prepared_s=prepared_s,
@@ -319,6 +382,22 @@ class ModelExecutor:
             self._prompt_logprobs.release(slot)
             if self._speculation is not None:
                 self._speculation.drafter.release(slot)
+
+
+def _follower(runner: Runner, speculation: SpeculativeExecution | None) -> DraftModel | None:
+    """The drafter, if its drafts can be launched behind steps in flight: point masses, all of a draft model.
+
+    What a step accepts must follow from its tokens alone, and the runner of the target must find it.
+    """
+    if (
+        speculation is None
+        or not isinstance(runner, GraphRunner)
+        or not isinstance(speculation.drafter, DraftModel)
+        or not needs_only_samples(speculation.verifier)
+        or not isinstance(speculation.forward, PlainForward)
+    ):
+        return None
+    return speculation.drafter if speculation.drafter.follows else None
 
 
 def repeated(slots: Sequence[int], counts: Sequence[int]) -> Iterator[int]:

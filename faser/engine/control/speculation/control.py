@@ -352,6 +352,28 @@ class SpeculationControl:
             else:
                 self._keep(step)
 
+    @property
+    def can_follow(self) -> bool:
+        """Drafts can be decided on before the step in flight has ended: they are a model's alone, and made before
+        steps."""
+        config = self._config
+        return config.needs_draft_model and not config.drafts_from_text and not self.drafts_overlapped
+
+    def settle(self, step: StepDrafts, sequences: Many[Sequence]) -> None:
+        """The step has been committed that was in flight at the decision. sequences: those of the drafts."""
+        missing_kv = self._state.missing_kv(self._state.batch(sequences))
+        found = step.candidates.sequences._replace(missing_kv=missing_kv)
+        step.candidates = replace(step.candidates, sequences=found)
+
+    def arrived(self, step: StepDrafts, answer: Drafts) -> None:
+        """Drafts that were launched ahead have come, with the step that verified them; `learn` follows."""
+        with self._statistics.deciding():
+            step.take_unread(answer)
+            step.survival = self._acceptance.drafted_survival(step.table)
+            self._learn_drafting(step)
+            if step.is_new and step.has_drafts:
+                self._note(step)
+
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """Choose what the next step verifies of the drafts made during the last one.
 

@@ -292,6 +292,10 @@ class OneRowEach:
             places=self.places[kept],
         )
 
+    def skip(self) -> None:
+        """Leave a pass to the device."""
+        self.places = self.places + 1
+
     def next_batch(self, token_ids: Tensor, feedback: TokenFeedback | None = None) -> RowBatch:
         """The rows of the next pass. token_ids: [S] int64."""
         places = self.places
@@ -354,9 +358,14 @@ class DraftProgress:
         excess = (self._survival[staying] - stop.row_price).sum()
         return staying if excess > stop.pass_prices[len(staying) - 1] else staying[:0]
 
-    def count_fed(self, active: Ints) -> None:
+    def count_fed(self, active: Ints | slice) -> None:
         """One more token of each active sequence is a row of a pass, whether or not it is kept later."""
         self._num_fed[active] += 1
+
+    @property
+    def counts(self) -> Ints:
+        """Return how many tokens of each draft are kept: [S]."""
+        return self._counts
 
     def first_rows(self) -> DraftRows:
         """The rows of the first draft tokens."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.execution.drafting.ahead import AheadLoop
 from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.block import BlockModel
+from faser.engine.execution.drafting.block_graphs import BlockGraphs
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
@@ -33,6 +35,7 @@ from faser.engine.execution.drafting.samplers import (
 )
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel, ngram_table, text_rules
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
@@ -61,7 +64,8 @@ class DraftModelParts:
 class HeadParts:
     """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks.
 
-    reader: of the states, for a head that has the runner of a draft model; None: its runner reads them.
+    reader: of the states, for a head that has the runner of a draft model; None: its runner reads them. blocks:
+    graphs of a block drafter; None: there are none.
     """
 
     head: Head | BlockModel
@@ -69,6 +73,7 @@ class HeadParts:
     states: HiddenStates
     kv: KvShape
     reader: StateReader | None = None
+    blocks: BlockGraphs | None = None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -126,7 +131,10 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
     loop = _loop_of(passes, sampler, parts)
-    return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions)
+    ahead, point_masses = None, _point_masses(sampler)
+    if parts.samples_in_runner and point_masses is not None and isinstance(model.runner, GraphRunner):
+        ahead = AheadLoop(model.runner, parts.table, point_masses)
+    return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions, ahead=ahead)
 
 
 def _loop_of(passes: ModelPasses, sampler: DraftSampler, parts: DrafterParts) -> DraftLoop:
@@ -148,7 +156,9 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     predicts, vocabulary = _point_masses(sampler), None
     loop: BlockLoop | HeadLoop | HeadModelLoop
     if isinstance(runner, BlockRunner):
-        loop = BlockLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)
+        loop = BlockLoop(
+            runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts, graphs=found.blocks
+        )
     elif isinstance(runner, HeadRunner):
         if (draft_ids := runner.head.draft_ids) is not None:
             sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)

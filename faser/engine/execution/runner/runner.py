@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch
 from faser.engine.execution.runner.kv_memory import RunnerMemory
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.state_cache import StateCache
@@ -175,7 +175,7 @@ class Runner:
             (sent,) = self._step_inputs.send(token_ids)
             return sent
         sent, rows, sources = self._step_inputs.send(token_ids, feedback.rows, feedback.sources)
-        return sent.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))
+        return sent.index_put((rows,), feedback.tokens[sources].clamp_min(0))
 
     @torch.inference_mode()
     def save_state(self, slot: int, snapshot: int, num_tokens: int) -> None:
@@ -227,6 +227,17 @@ class Runner:
         """Sample the draft token that follows each row, with its logit margin."""
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests)
+
+    def continue_drafts(self, _drafts: ContinuedDrafts, _table: BlockTable) -> bool:
+        """Prepare passes behind the tokens that sample_drafts has sampled last; follow_on launches each of them.
+
+        False: they are to be laid out, and run by forward.
+        """
+        return False
+
+    def follow_on(self) -> PendingTokens:
+        """Launch the next pass that continue_drafts has prepared, and sample its tokens."""
+        raise AssertionError("continue_drafts has prepared no pass")
 
 
 def with_experts_counted(

@@ -21,6 +21,7 @@ from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
 from faser.engine.execution.drafting.assistant import AssistantHead, load_assistant
 from faser.engine.execution.drafting.block import BlockModel
+from faser.engine.execution.drafting.block_graphs import BlockGraphs, num_walks
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
@@ -38,7 +39,7 @@ from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
-from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.runner import Runner
@@ -48,7 +49,7 @@ from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRol
 from faser.engine.execution.startup.memory import state_shape
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane
+from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvCache
 from faser.types import ProgressCallback
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
@@ -57,6 +58,7 @@ _MOST_LOW_BITS = (
     12.0  # a weight, of a target whose block drafter is rounded: more is 16 bits with a few exceptions
 )
 _HEAD_GRAPH_BYTES = 1 << 20  # of a graph with some twenty kernels, and what it allocates
+_PLANS_BYTES = 4 << 20  # of a block drafter's graph: its rows repeat the blocks of their sequences
 # Rows of a head's graphs: a layer costs little, so they are further apart than those of a model. Passes over more
 # rows are those of prompts, and run eagerly.
 _HEAD_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -271,12 +273,15 @@ def make_runner(
 
 def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, num_device_lanes: int = 0) -> int:
     """About the device memory of the model's CUDA graphs, those for device lanes included."""
-    if isinstance(model, LoadedHead) and not model.drafts_on_device:
+    if isinstance(model, LoadedHead) and not (model.drafts_on_device or isinstance(model.head, BlockModel)):
         return 0
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
     sizes = _graph_sizes(config, model)
+    if isinstance(model, LoadedHead) and isinstance(model.head, BlockModel):
+        num_graphs = 2 * len(sizes.rows) + num_walks(model.head, sizes.rows, config.max_num_seqs)
+        return num_graphs * _HEAD_GRAPH_BYTES + 2 * len(sizes.rows) * num_kinds * _PLANS_BYTES
     if isinstance(model, LoadedHead):
         # Graphs of features have the states in memory of their own: those of the largest, and which are known.
         states = 2 * sizes.rows[-1] * model.states.ring.shape[1] * model.states.ring.itemsize
@@ -412,12 +417,13 @@ def _start_head(
     config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel, report: ProgressCallback
 ) -> EngineHead:
     head, backend, decoder = loaded.head, loaded.backend, loaded.target.decoder
-    vocab_size, reader = decoder.spec.vocab_size, None
+    vocab_size, reader, blocks = decoder.spec.vocab_size, None, None
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
     runner: Runner | HeadRunner | BlockRunner
     if isinstance(head, BlockModel):
         runner = BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
+        blocks = _block_graphs(config, loaded, head, kv, runner.cache, report)
     elif not loaded.drafts_on_device:
         runner = HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
     else:
@@ -427,7 +433,36 @@ def _start_head(
         sizes = _graph_sizes(config, loaded).rows if config.records_steps else ()
         assert backend.graph_capture is not None, "drafts_on_device says so"
         reader = StateReader(model, loaded.states, backend, backend.graph_capture, sizes)
-    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader)
+    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader, blocks=blocks)
     return EngineHead(
         files=loaded.files, head=head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
+    )
+
+
+def _block_graphs(
+    config: EngineConfig,
+    loaded: LoadedHead,
+    model: BlockModel,
+    kv: KvShape,
+    cache: KvCache,
+    report: ProgressCallback,
+) -> BlockGraphs | None:
+    """None: the device has no graphs, or the config forbids them."""
+    backend, logits, count = loaded.backend, loaded.target.decoder.logit_rows, config.max_num_seqs
+    capture, kernels = backend.graph_capture, backend.device_sampling_kernels(count, logits.shape[1])
+    if capture is None or kernels is None or not config.records_steps:
+        return None
+    return BlockGraphs(
+        model,
+        cache,
+        loaded.states.ring,
+        backend,
+        capture,
+        kernels,
+        sizes=_graph_sizes(config, loaded).rows,
+        max_sequences=count,
+        kv=kv,
+        max_blocks_each=-(-loaded.files.max_positions // config.block_size),
+        logits=logits,
+        report=lambda done, total: report(f"{STAGE} of the {loaded.files.role.value}", done, total),
     )

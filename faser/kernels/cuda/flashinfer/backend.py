@@ -93,9 +93,15 @@ class _LaneState:
     """
 
     def __init__(
-        self, accelerator: Accelerator, library: FlashInfer, workspace: AttentionWorkspace, lane: DeviceLane | None
+        self,
+        accelerator: Accelerator,
+        library: FlashInfer,
+        kernels: DeviceKernels,
+        workspace: AttentionWorkspace,
+        lane: DeviceLane | None,
     ) -> None:
         self.lane = lane
+        self._kernels = kernels
         self._accelerator = accelerator
         num_processors = accelerator.num_processors if lane is None else lane.num_processors
         self._wrappers = AttentionWrappers(accelerator, library, workspace, num_processors)
@@ -105,7 +111,7 @@ class _LaneState:
     @property
     def capture(self) -> FlashInferGraphCapture:
         if self._capture is None:
-            self._capture = FlashInferGraphCapture(self._accelerator, self._wrappers, self.lane)
+            self._capture = FlashInferGraphCapture(self._accelerator, self._wrappers, self._kernels, self.lane)
         return self._capture
 
     def planned(self, kind: AttentionKind, plan: _EagerPlan) -> PagedAttention:
@@ -167,7 +173,9 @@ class FlashInferBackend:
 
     def _lane_state(self, lane: DeviceLane | None) -> _LaneState:
         if lane not in self._lane_states:
-            self._lane_states[lane] = _LaneState(self._accelerator, self._library, self._workspace, lane)
+            self._lane_states[lane] = _LaneState(
+                self._accelerator, self._library, self._kernels, self._workspace, lane
+            )
         return self._lane_states[lane]
 
     def use(self, processors: Processors | None) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.torch_delta_net import LayerStates
 
@@ -25,6 +27,9 @@ RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | N
 # Of qkv, rates, shape, net, held, numbers, out; see triton/delta_net.py.
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
+# See triton/drafting.py for the arguments of these.
+Match = Callable[[StepMatch], None]
+Advance = Callable[[FollowedRows, StepMatch | None, PagedLayout, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ class DeviceKernels:
     gate: Gate
     rope_append: RopeAppend
     scale_by_sinks: ScaleBySinks
+    match: Match
+    advance: Advance
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     experts: ExpertsKernels | None = None
@@ -101,6 +108,7 @@ def few_row_experts_kernels(
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of triton/, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.delta_net import delta_net
+    from faser.kernels.cuda.triton.drafting import advance, match
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
@@ -111,6 +119,8 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         gate=gate,
         rope_append=rope_append,
         scale_by_sinks=scale_by_sinks,
+        match=match,
+        advance=advance,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         experts=experts_kernels,
