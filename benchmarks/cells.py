@@ -2,7 +2,7 @@
 
 A cell is one setting, such as four requests at temperature 0. In it every arm has one run a round. Machines are
 faster in one minute than in the next, so a figure is compared only with those of the same round: ratios and
-differences come with an interval over the rounds (faser/cli/estimates.py).
+differences come with an interval over the rounds (faser/cli/bench/estimates.py).
 """
 
 import statistics
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from faser.cli.estimates import Estimate, ratio
+from faser.cli.bench.estimates import Estimate, ratio
 
 T = TypeVar("T")
 

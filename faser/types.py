@@ -498,7 +498,6 @@ class PruneStats:
     verified: drafted tokens that were looked at and then verified.
     flagged: of these, tokens that looked bad.
     false_prunes: flagged tokens that were right.
-    seconds: of looks, and of letting rows leave.
     """
 
     shadow_steps: int = 0
@@ -509,7 +508,6 @@ class PruneStats:
     verified: int = 0
     flagged: int = 0
     false_prunes: int = 0
-    seconds: float = 0.0
 
 
 STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)

@@ -1,6 +1,7 @@
 """Fakes at the seams. They check what the real things would silently get wrong."""
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,11 +64,26 @@ class ScriptedExecutor:
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
     fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave
     early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
-    of this number of tokens, and snapshots of them; None: it has none.
+    of this number of tokens, and snapshots of them; None: it has none. follows: drafts go on behind launched
+    steps, but for some that this random generator refuses; None: they never do.
     """
 
-    def __init__(self, *, block_size: int, prunes: random.Random | None = None, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        prunes: random.Random | None = None,
+        chunk: int | None = None,
+        follows: random.Random | None = None,
+    ) -> None:
         self.block_size = block_size
+        self._follows = follows
+        self.num_followed = 0
+        self._ahead: DraftPlan | None = None  # drafts for the next step, which
+        self._is_ahead = False  # were not refused
+        self._ended: Drafts | None = None
+        self._drafted: dict[int, list[int]] = {}  # tokens of these drafts, by slot
+        self._brings: dict[int, int] = {}  # most tokens of the launched step, by slot
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
@@ -78,13 +94,16 @@ class ScriptedExecutor:
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
         assert plan.requests, "a plan without requests is not sent"
+        self._ended = None
         for slot in plan.released:
             del self._lines[slot]
         drafts = [self._draft(wish, computes=not plan.from_text) for wish in plan.requests]
-        return _drafts(plan, drafts, run_s=0.001)
+        return _drafts(plan, drafts, run_s=0.001, by_model=self.drafts_ahead)
 
     def run(self, plan: StepPlan) -> StepResult:
         self.steps.append(plan)
+        known = StepRows.of(*[replace(each, token_ids=self._fed(each)) for each in plan.rows])
+        plan, drafts, self._ended = replace(plan, rows=known), self._ended, None
         for save in plan.saves:
             assert self._states is not None, "the model has no states to save"
             self._states.save(save)
@@ -103,7 +122,7 @@ class ScriptedExecutor:
         for rows in plan.rows:
             self._check_prefix(rows)
         outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
-        return step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows)
+        return replace(step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows), drafts=drafts)
 
     def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
         return False
@@ -123,7 +142,8 @@ class ScriptedExecutor:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """A device that is slow: it does nothing before it is asked for its result."""
         assert len(self.launched) < 2, "three steps in flight"
-        assert not plan.num_drafts, "only plain steps are launched"
+        assert self.drafts_ahead or not plan.num_drafts, "only plain steps are launched"
+        self._brings = {rows.slot: rows.num_drafts + 1 for rows in plan.rows if rows.samples}
         busy = {rows.slot for each in self.launched for rows in each.rows}
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
@@ -134,13 +154,60 @@ class ScriptedExecutor:
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         assert self.launched.pop(0) is launched.plan, "collected out of order"
-        rows = StepRows(new_blocks=launched.plan.rows.new_blocks)
-        for each in launched.plan.rows:
-            rows.add(each.slot, each.start, self._fed(each), samples=each.samples)
-        return self.run(replace(launched.plan, rows=rows))
+        result = self.run(launched.plan)
+        if self._ahead is not None and not self._is_ahead:
+            self._take_blocks_ahead()
+        return result
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._follows is not None
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        assert self._follows is not None, "drafts are made before steps"
+        assert len(self.launched) == 1, "drafts follow one step"
+        assert not plan.released, "the step in flight may know these slots"
+        for wish in plan.requests:
+            assert wish.slot in self._brings, "no token comes that the draft could follow"
+        self._ahead, self._is_ahead = plan, self._follows.random() > 0.2
+        self.num_followed += self._is_ahead
+        return self._is_ahead
+
+    def end_drafts(self) -> Ints:
+        """The step has been collected, so these sequences have all its tokens; some of them have ended with it."""
+        assert not self.launched, "the step that the drafts follow was not collected"
+        plan = self._take_blocks_ahead()
+        assert plan is not None, "nothing was launched ahead"
+        self._drafted = {wish.slot: self._draft_within(wish._replace(new_blocks=())) for wish in plan.requests}
+        self._ended = _drafts(plan, [*self._drafted.values()], run_s=0.001, by_model=True)
+        return self._ended.table.lengths
+
+    def _take_blocks_ahead(self) -> DraftPlan | None:
+        """Append the blocks of drafts ahead: after those of the step that they follow, which is over now.
+
+        Nobody else may have them, but for sequences whose release is still to come.
+        """
+        plan, self._ahead = self._ahead, None
+        for wish in () if plan is None else plan.requests:
+            line = self._lines[wish.slot]
+            line.blocks += wish.new_blocks
+            known = len(line.histories) - 1 - self._brings[wish.slot]
+            self._check_own(set(line.blocks[max(known, 0) // self.block_size + 1 :]), self._brings)
+        return plan
+
+    def _draft_within(self, wish: DraftRequest) -> list[int]:
+        """A draft of a sequence near its end has rows that no block has room for; no draft is empty."""
+        line = self._lines[wish.slot]
+        room = len(line.blocks) * self.block_size - (len(line.histories) - 1)
+        drafted = self._draft(wish._replace(max_tokens=min(wish.max_tokens, max(room, 1))), computes=room > 0)
+        return drafted or [0]
 
     def _fed(self, rows: SequenceRows) -> tuple[int, ...]:
         """Its inputs, with the token that the step before sampled, if that is what it waits for."""
+        if rows.num_drafts and rows.token_ids[-1] == PLACEHOLDER:
+            known = rows.token_ids[: len(rows.token_ids) - rows.num_drafts]
+            assert PLACEHOLDER not in known, "what drafts follow is known"
+            return (*known, *self._drafted[rows.slot][: rows.num_drafts])
         if rows.token_ids != (PLACEHOLDER,):
             assert PLACEHOLDER not in rows.token_ids
             return rows.token_ids
@@ -210,9 +277,11 @@ class ScriptedExecutor:
                 self._cells[place] = cell
         self._check_own({block for block, _ in written})
 
-    def _check_own(self, blocks: set[int]) -> None:
+    def _check_own(self, blocks: set[int], among: Collection[int] | None = None) -> None:
+        """among: slots that have rows; None: all that were not released."""
         for block in blocks:
-            users = [slot for slot, line in self._lines.items() if block in line.blocks]
+            known = self._lines if among is None else among
+            users = [slot for slot in known if block in self._lines[slot].blocks]
             assert len(users) == 1, f"block {block} is written to and in the tables of slots {users}"
 
     def _path(self, rows: SequenceRows) -> list[int]:
@@ -342,10 +411,12 @@ def step_result(step: int, *outcomes: SequenceOutcome, run_s: float, began_s: fl
     )
 
 
-def _drafts(plan: DraftPlan, token_ids: list[list[int]], *, run_s: float) -> Drafts:
+def _drafts(plan: DraftPlan, token_ids: list[list[int]], *, run_s: float, by_model: bool = False) -> Drafts:
     slots, confidences = [each.slot for each in plan.requests], [[0.5] * len(each) for each in token_ids]
-    table = table_of(slots, "suffix", token_ids, confidences, width=plan.width)
-    return Drafts(step=plan.step, table=table, run_s=run_s)
+    method = "draft_model" if by_model else "suffix"
+    table = table_of(slots, method, token_ids, confidences, width=plan.width)
+    passes = max(map(len, token_ids)) if by_model else 0
+    return Drafts(step=plan.step, table=table, run_s=run_s, passes=passes)
 
 
 def _histories(token_ids: tuple[int, ...]) -> list[int]:

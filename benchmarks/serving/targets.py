@@ -41,7 +41,7 @@ from benchmarks.prompts import Prompt, load_prompts
 from benchmarks.runner import about, command_line, interleaved, named, portable, write_json
 from benchmarks.servers import ANSWER_TIMEOUT_S, Recipe, Server, faser_recipe
 from benchmarks.simulator.workload import read_azure
-from faser.cli.estimates import difference
+from faser.cli.bench.estimates import difference
 
 OFF, TODAY, NEW = "off", "today", "new"
 ARMS = {

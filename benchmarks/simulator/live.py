@@ -137,7 +137,7 @@ def record_trace(asked: argparse.Namespace) -> int:
     """Record how far drafts are accepted, and with --save-cost what steps take; returns the exit status."""
     from benchmarks.simulator.record import Session, record
     from benchmarks.spec_bench.prompts import evenly_spaced
-    from faser.cli.bench_prompts import read_prompts
+    from faser.cli.bench.prompts import read_prompts
 
     with ProgressReporter() as report:
         real = open_engine(engine_options(asked), report, recorded=True)

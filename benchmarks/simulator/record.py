@@ -10,7 +10,7 @@ from typing import Protocol
 
 from benchmarks.engines import StepEngine, closed_loop
 from benchmarks.simulator.trace import RequestTrace, Trace
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.control.sequence import sample_seed

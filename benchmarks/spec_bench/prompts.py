@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import ConfigError
 
 Item = TypeVar("Item")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runner import about, command_line, write_json
-from faser.cli.bench_comparison import Comparison, Load, Measured
-from faser.cli.bench_drafters import built_arms, policies_of, wanted_drafters
-from faser.cli.bench_prompts import fitting_prompts, read_prompts
+from faser.cli.bench.comparison import Comparison, Load, Measured
+from faser.cli.bench.drafters import built_arms, policies_of, wanted_drafters
+from faser.cli.bench.prompts import fitting_prompts, read_prompts
 from faser.engine.text.tokenizer import load_tokenizer
 
 RATES = "0.699,0.428,0.244"

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.progress import track
 
 from benchmarks.runner import BASE, CHECKOUT, THIS, Json, command_line, in_turn
-from faser.cli.estimates import ratio
+from faser.cli.bench.estimates import ratio
 
 _UNCOUNTED = 2  # blocks of a kind: the first ones pay for what was built before them
 _PAUSE_S = 0.02  # between two blocks: threads of the process before go on waiting actively for some milliseconds

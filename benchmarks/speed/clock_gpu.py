@@ -300,6 +300,8 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
             :, : shape.num_heads * shape.head_dim
         ],
         scale_by_sinks=lambda *_: None,
+        match=lambda *_: None,
+        advance=lambda *_: None,
         sampling_kernels=lambda *_: nothing,
         device_sampling_kernels=lambda _rows, _width: _Choice(),
     )

@@ -23,7 +23,7 @@ BARS_US = {"drafts": (60, 60, 75, 130, 280), "no drafts": (45, 50, 65, 110, 240)
 SEQUENCES = (1, 4, 16, 64, 256)
 RUN = '''
 import gc, json, time
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build
@@ -121,7 +121,7 @@ for count in map(int, counts):
         "sum": lambda: time.thread_time() - target.run_s,
     }
     for arm, own in {"drafts": None, "no drafts": Never()}.items():
-        control._guard = own
+        control._guards.current = own
         for _ in range(60):
             step()
         for part, clock in clocks.items():

@@ -32,7 +32,7 @@ from benchmarks.engines import Tokens, answers, model_directory, opened
 from benchmarks.exactness.schemas import Json, long_keys
 from benchmarks.runner import about, command_line, interleaved, numbers, write_json
 from faser.api.requests.chat_template import ChatTemplate
-from faser.cli.estimates import ratio
+from faser.cli.bench.estimates import ratio
 from faser.config.engine import EngineConfig
 from faser.engine.contract.drafts import METHOD_IDS
 from faser.engine.contract.plan import DraftPlan

@@ -105,7 +105,7 @@ def _command(name: str) -> Command:
 
             return pull
         case "run-batch":
-            from faser.cli.batch import run_batch
+            from faser.cli.batch.command import run_batch
 
             return run_batch
         case "distill":
@@ -113,7 +113,7 @@ def _command(name: str) -> Command:
 
             return distill
         case "bench":
-            from faser.cli.bench import bench
+            from faser.cli.bench.command import bench
 
             return bench
         case "plan":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faser.cli.bench_prompts import BenchPrompt, read_prompts
+from faser.cli.bench.prompts import BenchPrompt, read_prompts
 from faser.cli.console import ProgressReporter
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir

@@ -4,23 +4,23 @@
                           plan ──▶ propose ──▶ run ──▶ commit    overlapped: the drafter works while the step runs
                                                draft
 
-A GPU works on its own, so steps without drafts are scheduled asynchronously: the engine launches the next step,
-prompts and newcomers included, before it reads the tokens of the one in flight.
+A GPU works on its own, so steps are scheduled asynchronously. After one without drafts the engine launches the
+next step, prompts and newcomers included, before it reads the tokens of the one in flight. After one with drafts
+of a draft model it launches the next drafts, which begin behind whatever the device finds the step to accept.
+
+    plan k ──▶ launch k ──▶ propose k + 1 ──▶ launch drafts k + 1 ──▶ collect k ──▶ commit k ──▶ plan k + 1 ...
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
-from faser.engine.control.audit import Auditor
-from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.speculation.learned_file import LearnedFile
 from faser.engine.gap_timer import GapTimer
-from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.trials import COSTLY, Budget
@@ -28,26 +28,12 @@ from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
 
-class Ranks(Protocol):
-    """The processes that hold the rest of the model."""
-
-    def beat(self) -> None:
-        """Raises EngineError if one of them has ended, or does not answer."""
-        ...
-
-    def close(self) -> None:
-        """End them."""
-        ...
-
-
 class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
-    ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
-    ranks: that hold the rest of the model; None: there are no others. kv_events: is given what changes in the
-    prefix index; None: nothing is. disk: keeps KV across restarts; None: nothing does. learned: keeps what drafts
-    cost and gain across restarts.
+    ended. grammars: None in an engine whose answers have no structure. companions: work beside the steps, in this
+    order.
     """
 
     def __init__(
@@ -57,24 +43,17 @@ class Engine:
         trace: StepTraceFile | None = None,
         *,
         schedules_async: bool = False,
-        auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
-        ranks: Ranks | None = None,
-        kv_events: KvEventPublisher | None = None,
-        disk: KvDisk | None = None,
-        learned: LearnedFile | None = None,
+        companions: Sequence[Companion] = (),
     ) -> None:
-        self._disk = disk
-        self._learned = learned
-        self._kv_events = kv_events
-        self._ranks = ranks
+        self._companions = companions
         self._grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
         self._schedules_async = schedules_async
-        self._auditor = auditor
         self._launched: LaunchedStep | None = None
+        self._drafts_ahead = False  # drafts of the next step are in flight
         self._gaps = GapTimer()
         self._num_steps = 0
         self._last_step_rows = 0
@@ -83,8 +62,8 @@ class Engine:
     def step(self) -> StepDeltas:
         """Run one step and return what it changed; without work, nothing."""
         deltas = self._step()
-        if self._kv_events is not None:
-            self._kv_events.publish(self._scheduler.take_kv_events())
+        for each in self._companions:
+            each.stepped(deltas)
         return deltas
 
     def _step(self) -> StepDeltas:
@@ -92,25 +71,19 @@ class Engine:
         self._gaps.begin_step()
         if self._launched is not None:
             return self._finish(self._launched, began_s)
-        drafts = self._scheduler.propose()
-        while isinstance(drafts, DraftPlan):
-            found = self._executor.draft(drafts)
-            self._gaps.drafted(found)
-            drafts = self._scheduler.drafted(found)
+        drafts = self._draft()
         plan = self._scheduler.plan()
         if plan is None:
             self._gaps.restart()
-            if self._disk is not None:
-                self._disk.rest()
-            if self._learned is not None:
-                self._learned.rest()
-            if self._auditor is not None and not self._scheduler.has_work():
-                self._auditor.step()
-            if self._ranks is not None:
-                self._ranks.beat()
+            for each in self._companions:
+                each.rest()
+                if not self._scheduler.has_work():
+                    each.idle()
             return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
+        if self._schedules_async and self._executor.drafts_ahead and self._scheduler.can_draft_ahead():
+            return self._finish_drafted(self._executor.launch(plan), began_s, drafts)
         overlapped_plan, overlapped_drafts = self._scheduler.propose_overlapped(plan), None
         if overlapped_plan is None:
             result = self._executor.run(plan)
@@ -126,6 +99,19 @@ class Engine:
             overlapped_drafts=overlapped_drafts,
         )
         return deltas
+
+    def _draft(self) -> Drafts | None:
+        """Make the drafts of the next step. None: it has none, or they are in flight."""
+        if self._drafts_ahead:
+            self._drafts_ahead = False
+            self._scheduler.drafts_ended(self._executor.end_drafts())
+            return None
+        drafts = self._scheduler.propose()
+        while isinstance(drafts, DraftPlan):
+            found = self._executor.draft(drafts)
+            self._gaps.drafted(found)
+            drafts = self._scheduler.drafted(found)
+        return drafts
 
     def _run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Run the step while the drafter makes the next drafts; drafts from text are looked up before both."""
@@ -147,11 +133,26 @@ class Engine:
         self._record(min(began_s, launched.began_s), launched.plan, result)
         return deltas
 
+    def _finish_drafted(self, launched: LaunchedStep, began_s: float, drafts: Drafts | None) -> StepDeltas:
+        """Launch the drafts after it, if they can be made without its tokens, and only then wait for these.
+
+        drafts: of the step, if they were made before it.
+        """
+        following = self._scheduler.propose_ahead()
+        self._drafts_ahead = following is not None and self._executor.draft_ahead(following)
+        result = self._executor.collect(launched)
+        deltas = self._commit(launched.plan, result, None)
+        self._record(min(began_s, launched.began_s), launched.plan, result, drafts=drafts)
+        return deltas
+
     def _commit(self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None) -> StepDeltas:
         """Commit a step whose work has just ended."""
+        if result.drafts is not None:
+            self._gaps.drafted(result.drafts)
         self._gaps.ran(result, overlapped_drafts)
         deltas = self._scheduler.commit(plan, result, last=self._gaps.last)
-        if self._launched is None and (check := self._scheduler.drafter_check()) is not None:
+        is_idle = self._launched is None and not self._drafts_ahead
+        if is_idle and (check := self._scheduler.drafter_check()) is not None:
             self._scheduler.drafter_checked(check, differed=self._executor.rebuild(check))
         if not self.has_work():
             self._gaps.restart()
@@ -174,7 +175,7 @@ class Engine:
                 ended_s,
                 plan,
                 result,
-                drafts=drafts,
+                drafts=result.drafts or drafts,
                 overlapped_plan=overlapped_plan,
                 overlapped_drafts=overlapped_drafts,
             )
@@ -183,17 +184,11 @@ class Engine:
         self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
-        """End the trace, the events and the other ranks. No step may follow."""
-        if self._kv_events is not None:
-            self._kv_events.close()
-        if self._disk is not None:
-            self._disk.close()
-        if self._learned is not None:
-            self._learned.save()
+        """End the trace and the companions. No step may follow."""
         if self._trace is not None:
             self._trace.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        for each in self._companions:
+            each.close()
 
     def prepare(self, request: Request, budget: Budget = COSTLY) -> None:
         """Compile what the answers to a request must match. May be called from any thread, before `add`.
@@ -209,8 +204,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""
-        if self._auditor is not None:
-            self._auditor.pause()
+        for each in self._companions:
+            request = each.admit(request)
         self._scheduler.add(request)
 
     def reclassify(self, request: Request) -> None:
@@ -219,6 +214,8 @@ class Engine:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples. Unknown ones have just ended and are ignored."""
+        for each in self._companions:
+            each.abort(request_id, index)
         self._scheduler.abort(request_id, index)
 
     def use_policy(
@@ -242,7 +239,7 @@ class Engine:
 
     def idle_wait_s(self) -> float | None:
         """Seconds after which a step has something to do even if no request arrives; None: it has not."""
-        return None if self._auditor is None else self._auditor.wait_s()
+        return min((wait_s for each in self._companions if (wait_s := each.wait_s()) is not None), default=None)
 
     def pace(self) -> Pace | None:
         """Return how fast the engine computes now; None: it neither drafts nor has targets, and does not know."""
@@ -254,10 +251,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""
-        return replace(
+        stats = replace(
             self._scheduler.stats(),
             num_steps=self._num_steps,
             last_step_rows=self._last_step_rows,
             last_step_s=self._last_step_s,
-            audit=None if self._auditor is None else self._auditor.stats,
         )
+        for each in self._companions:
+            stats = each.add_to(stats)
+        return stats

@@ -14,7 +14,19 @@ from faser.metrics.exposition import MetricsPage, Series
 from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.metrics.targets import TargetMetrics
-from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, KvDiskStats, Outlook, Target
+from faser.observer import EngineObserver
+from faser.types import (
+    AuditStats,
+    Decision,
+    EngineState,
+    EngineStats,
+    FinishReason,
+    KvDiskStats,
+    Outlook,
+    SpeculationParams,
+    SpeculationSummary,
+    Target,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -62,7 +74,7 @@ _IDLE_COUNTERS = (
 _LABELS = ("model_name", "engine")
 
 
-class Metrics:
+class Metrics(EngineObserver):
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
@@ -335,6 +347,22 @@ class Metrics:
         self._cache_config(
             str(block_size), str(num_gpu_blocks), cache_dtype, str(num_tokens), f"{concurrency:.2f}"
         )
+
+    def answered(
+        self,
+        params: SpeculationParams,
+        summaries: Sequence[SpeculationSummary],
+        *,
+        ttft_s: float,
+        tpot_s: float | None,
+    ) -> None:
+        """A request ended with an answer: see SpeculationMetrics."""
+        self.speculation.finished(params, summaries, ttft_s=ttft_s, tpot_s=tpot_s)
+
+    def watch_steps(self, tell: Callable[[bool], None]) -> None:
+        """Call tell with whether statistics of every step are wanted: now, and whenever that changes."""
+        self.live.on_watch = tell
+        tell(self.live.watched)
 
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""

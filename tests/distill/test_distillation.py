@@ -241,15 +241,15 @@ def test_the_engine_drafts_from_a_written_block(block_folder: Path, target: Froz
     with torch.inference_mode():
         block_ids = np.array([before[0], *[0] * (rows - 1)])
         hidden = runner.run(layout, [anchor], block_ids, one.states[:anchor].float())
-        found = model.candidates(hidden, before, np.arange(rows))  # each row as the first one, behind its token
+        found = model.candidates(hidden, torch.from_numpy(before))  # each row as the first one, behind its token
     assert found.pairs is not None
     assert found.confidences is not None
     wanted = BlockReference(block_folder, target.embedding())
     drafted = wanted.draft(one.token_ids, one.states, [anchor])
-    own_rows = torch.searchsorted(wanted.draft_ids, torch.from_numpy(found.token_ids))
-    scores = torch.from_numpy(found.scores + found.pairs[:, :, 0]).double()
+    own_rows = torch.searchsorted(wanted.draft_ids, found.token_ids)
+    scores = (found.scores + found.pairs[:, :, 0]).double()
     torch.testing.assert_close(scores, drafted.logits[0].gather(1, own_rows), rtol=1e-3, atol=1e-3)
-    chances = torch.from_numpy(found.confidences[:, 0]).sigmoid()
+    chances = found.confidences[:, 0].double().sigmoid()
     torch.testing.assert_close(chances, drafted.confidence[0], rtol=1e-3, atol=1e-3)
 
 

@@ -1,5 +1,6 @@
 """Drives a Scheduler over a ScriptedExecutor, and says what every sample must come to without either."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -105,14 +106,23 @@ class Sample:
 
 
 def _speculation(
-    num_slots: int, policy: Policy, clock: SimulatedClock, costs: CostModel | None, *, ahead: bool, looks: bool
+    num_slots: int,
+    policy: Policy,
+    clock: SimulatedClock,
+    costs: CostModel | None,
+    *,
+    ahead: bool,
+    looks: bool,
+    follows: bool,
 ) -> SpeculationControl:
     """A policy of the test's own over the real bookkeeping. ahead: it drafts during steps, for a while.
 
     costs: the host's gaps in it stay as they are; None: by looks, and gaps are measured. looks: drafts cost a
-    look-up, and no passes.
+    look-up, and no passes. follows: a draft model makes them.
     """
     config = SpeculationConfig(method="suffix", num_speculative_tokens=DRAFT_CAP)
+    if follows:
+        config = SpeculationConfig(model="beside", method="draft_model", num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
         costs or CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
@@ -129,7 +139,8 @@ class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
-    during steps. looks: they are looked up. control: instead of all these.
+    during steps. looks: they are looked up. follows: a draft model makes them, behind steps in flight. control:
+    instead of all these.
     kv, executor: None: the usual ones. num_snapshots: of recurrent states; None: the model has none. pace: None:
     sequences with targets get no room from others. disk: makes it; None: no KV is kept on disk.
     """
@@ -148,6 +159,7 @@ class Driver:
         control: SpeculationControl | None = None,
         ahead: bool = False,
         looks: bool = True,
+        follows: bool = False,
         kv: KvManager | None = None,
         executor: ScriptedExecutor | None = None,
         num_snapshots: int | None = None,
@@ -158,7 +170,8 @@ class Driver:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.clock = SimulatedClock(100.0)
         chunk = None if num_snapshots is None else CHUNK
-        self.executor = executor or ScriptedExecutor(block_size=BLOCK_SIZE, chunk=chunk)
+        follower = random.Random(1) if follows else None
+        self.executor = executor or ScriptedExecutor(block_size=BLOCK_SIZE, chunk=chunk, follows=follower)
         shares_prefixes = num_snapshots is None or (num_snapshots > 0 and prefix_caching)
         kv = kv or KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching and shares_prefixes)
         self.snapshots = None
@@ -179,7 +192,15 @@ class Driver:
             disk=self.disk,
             speculation=control
             if speculates is None
-            else _speculation(max_num_seqs, speculates, self.clock, costs, ahead=ahead, looks=looks),
+            else _speculation(
+                max_num_seqs,
+                speculates,
+                self.clock,
+                costs,
+                ahead=ahead,
+                looks=looks,
+                follows=self.executor.drafts_ahead,
+            ),
         )
         self._ahead: DraftPlan | None = None
         self.samples: dict[tuple[str, int], Sample] = {}

@@ -21,7 +21,7 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types import FinishReason, Request, SpeculationParams
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
-from tests.fakes import RandomPolicy
+from tests.fakes import RandomPolicy, ScriptedExecutor
 
 
 class AsyncDriver:
@@ -287,13 +287,13 @@ def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
     driver.check(others)
 
 
-def live(seed: int) -> tuple[Driver, list[Request]]:
+def live(seed: int, *, follows: bool = False) -> tuple[Driver, list[Request]]:
     """Requests that come and go at random, in a small pool, some of them not plain, some aborted.
 
     Some are aborted once a token comes that the front-end stops at, as it does at a stop string.
     """
     rng = random.Random(seed)
-    speculates = RandomPolicy(seed) if rng.random() < 0.3 else None
+    speculates = RandomPolicy(seed) if rng.random() < 0.3 or follows else None
     driver = Driver(
         num_blocks=rng.choice([9, 16, 40]),
         max_num_seqs=rng.randint(1, 5),
@@ -301,6 +301,8 @@ def live(seed: int) -> tuple[Driver, list[Request]]:
         max_model_len=32,
         prefix_caching=rng.random() < 0.7,
         speculates=speculates,
+        looks=not follows,
+        follows=follows,
     )
     async_driver = AsyncDriver(driver)
     wanted: list[Request] = []
@@ -337,6 +339,60 @@ def live(seed: int) -> tuple[Driver, list[Request]]:
                 heard = driver.samples[each.request_id, index].token_ids
                 assert heard == alone[: len(heard)]
     return driver, [each for each in wanted if each.request_id not in aborted]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_lives_with_drafts_behind_steps_in_flight_come_to_the_same(seed: int) -> None:
+    """Some of these drafts are refused, and made once the step has ended."""
+    driver, wanted = live(seed, follows=True)
+    driver.check(*wanted)
+
+
+def test_drafts_follow_every_step_once_the_draft_model_has_the_prompts() -> None:
+    asked = [request(name, [1, 2], max_tokens=50) for name in "ab"]
+    driver = Driver(speculates=Always(1), looks=False, executor=following())
+    driver.add(*asked)
+    AsyncDriver(driver).run()
+    driver.check(*asked)
+    assert driver.executor.num_followed >= len(driver.executor.steps) - 4
+
+
+def test_what_follows_a_step_waits_for_a_sequence_whose_prompt_the_draft_model_lacks() -> None:
+    """The newcomer's first draft computes its prompt; from then on it drafts behind steps as well."""
+    driver = Driver(speculates=Always(1), looks=False, executor=following())
+    asked = [request(name, [1, 2, 3], max_tokens=40) for name in "ab"]
+    async_driver = AsyncDriver(driver)
+    driver.add(asked[0])
+    followed = []
+    for number in range(12):
+        if number == 6:
+            driver.add(asked[1])
+        before = driver.executor.num_followed
+        async_driver.step()
+        followed.append(driver.executor.num_followed - before)
+    assert followed == [0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
+    async_driver.run()
+    driver.check(*asked)
+
+
+def following() -> ScriptedExecutor:
+    """One that refuses no drafts behind steps."""
+    return ScriptedExecutor(block_size=BLOCK_SIZE, follows=Willing())
+
+
+class Willing(random.Random):
+    def random(self) -> float:
+        return 1.0
+
+
+class Always(RandomPolicy):
+    """Drafts two tokens for every sequence that may, and keeps all."""
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        return np.minimum(candidates.limit, 2)
+
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
+        return lengths
 
 
 @pytest.mark.parametrize("seed", range(150))

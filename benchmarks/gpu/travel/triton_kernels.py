@@ -30,7 +30,8 @@ from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
-from faser.kernels.cuda.triton.experts import ALL_TILES, Tiles
+from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles
+from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 
 TYPES = {
     "*fp32": (
@@ -76,7 +77,7 @@ SIZES |= {
 }
 SIZES |= {"KERNEL": 4, "K_HEADS": 16, "K_DIM": 128, "V_HEADS": 32, "V_DIM": 128, "TILED": False}
 SIZES |= {"NUM_INPUTS": 26, "NUM_KEPT": 23, "SEQUENCES": 64, "BLOCK_K": 128, "BLOCK_V": 32}
-SIZES |= {"SHARES": False, "RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
+SIZES |= {"SHARES": False, "PADDED": True, "RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
 OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
     "pairs": "*i32",
@@ -91,7 +92,14 @@ OTHERS |= {
     "_route": {"chosen": "*i32", "weights": "*fp32", "num_experts": "i32"},
     "_gather_pairs": {"chosen": "*i32", "pairs": "*i32", "read": "*i64", "num_pairs": "i32"},
     "_gate_up": _PAIRS,
-    "_down": _PAIRS | {"given": "*fp32"},
+    "_down": _PAIRS | {"given": "*fp32", "factors": "*fp32", "arrived": "*i32"},
+    "_route_few": {
+        **_PAIRS,
+        **dict.fromkeys(("norm", "router_norm", "weights"), "*fp32"),
+        **dict.fromkeys(("router", "router_bias", "normed"), "*bf16"),
+        "read": "*i64",
+        "arrived": "*i32",
+    },
     "_add": dict.fromkeys(("given", "weights", "shared", "shared_logits"), "*fp32"),
     "_scale_by_sinks": {"mixed": "*bf16", "log2_sums": "*fp32", "sinks": "*fp32"}
     | dict.fromkeys(("num_heads", "head_dim"), "i32"),
@@ -108,6 +116,13 @@ _DELTA_NET = {
     **dict.fromkeys(("kept_keys", "kept_values", "kept_rates"), "*fp32"),
 }
 OTHERS |= dict.fromkeys(("_convolve", "_chunks", "_finish"), _DELTA_NET)
+_DRAFTING = "sampled drafted decided fed first known match_counts last numbers lengths row_positions positions slots"
+_PLACES = "page_starts pages seq_len last_page_len"
+OTHERS |= dict.fromkeys(
+    ("_match", "_advance"),
+    {**dict.fromkeys(_DRAFTING.split(), "*i64"), **dict.fromkeys(_PLACES.split(), "*i32"), "width": "i64"},
+)
+SIZES |= {"BLOCK_SIZE": 16}
 
 
 def sizes_of(tiles: Tiles) -> dict[str, Any]:
@@ -121,16 +136,19 @@ def sizes_of(tiles: Tiles) -> dict[str, Any]:
     }
 
 
-VARIANTS_ONLY = ("_gate_up", "_down")  # kernels for which the common sizes make no sense
+VARIANTS_ONLY = ("_gate_up", "_down", "_route_few")  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
 _PIPELINED = {
     "_chunks": ("step_stride",),
     "_gate_up": ("stride", "width", "size"),
     "_down": ("width", "size"),
+    "_route_few": ("stride", "width"),
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
+    "_match": [{"MOST": 64, "num_warps": 1}],
+    "_advance": [{"FIRST": first, "num_warps": 1} for first in (True, False)],
     "_chunks": [{"TILED": True}],
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],
@@ -152,10 +170,26 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_gate": [{"BLOCK": 16384, "num_warps": 32}],
     "_gate_up": [
         sizes_of(tiles) | {"ACTIVATION": activation, "BIASED": activation == "swigluoai"}
-        for tiles in ALL_TILES
+        for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
         for activation in ("silu", "gelu_tanh", "swigluoai")
     ],
-    "_down": [sizes_of(tiles) | {"BIASED": biased} for tiles in ALL_TILES for biased in (False, True)],
+    "_down": [
+        sizes_of(tiles) | {"BIASED": biased, "ADD_ROWS": add_rows}
+        for add_rows, some in ((0, ALL_TILES), (FEW_ROWS, FEW_ROW_TILES.values()))
+        for tiles in some
+        for biased in (False, True)
+    ],
+    "_route_few": [
+        {"ROWS": FEW_ROWS, "SUM_ROWS": 16, "OUTPUTS": 16, "DEPTH": 128, "num_warps": 4, "num_stages": 3}
+        | {"BLOCK": experts, "SHARES": shares, "SCALED": scaled, "BIASED": biased}
+        for experts, shares, scaled, biased in (
+            (32, False, False, True),
+            (128, False, False, False),
+            (128, False, True, False),
+            (256, True, False, False),
+            (512, True, False, False),
+        )
+    ],
 }
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.types import (
     FinishReason,
     PositionLogprobs,
@@ -29,7 +29,9 @@ from faser.types import (
     StepTrace,
 )
 
-PLACEHOLDER = -1  # a row's input that is not known yet: the token that the step in flight samples for the slot
+# A row's input that is not known yet: the token that the step in flight samples for the slot, or a draft token
+# that was launched ahead of the step.
+PLACEHOLDER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,9 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
-    draft from, given by the request; it is never computed. drafts: False: no drafter hears of the sequence.
-    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first token,
-    or the model has no such states.
+    cache_salt: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
+    draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
+    before its first row; None: its first row is its first token, or the model has no such states.
     """
 
     slot: int
@@ -49,9 +50,8 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    namespace: str | None = None
+    cache_salt: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
-    drafts: bool = True
     snapshot: int | None = None
 
 
@@ -84,8 +84,8 @@ class StepRows:
     counts: [S] rows, at least 1.
     num_drafts: [S] γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
     samples: [S] the rows reach the end of the known tokens, so the last row yields a new token.
-    token_ids: [R] the rows' inputs, sequence after sequence, at start, start + 1, … PLACEHOLDER, alone: of a
-        sequence for which the step in flight samples a token.
+    token_ids: [R] the rows' inputs, sequence after sequence, at start, start + 1, … PLACEHOLDER: alone, of a
+        sequence for which the step in flight samples a token; else of draft tokens that were launched ahead.
     new_blocks: by slot, blocks to append to the slot's block table before the step.
     """
 
@@ -262,10 +262,11 @@ class StepResult:
         without an error, its last row is computed again. With drafts it has the accepted ones and one of the
         target's own: 1 … num_drafts + 1 tokens. A sequence that fails has the accepted ones alone.
     token_ids: sequence after sequence.
+    drafts: the drafts that were launched ahead for this step, one for each request of their plan; None: it had
+        none. run_s of them ends where they were there.
     run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
         host computes.
-    saved_s: seconds that the step is predicted to have taken less because it cut drafts.
     experts: how many experts' weights it read, those of each layer by themselves; 0 where it has not counted.
     pruning: statistics of early pruning since the start; None without it.
     draft_kv: leading tokens of each sequence of plan.started that a draft model's cache holds already, or whose
@@ -284,9 +285,9 @@ class StepResult:
     counts: list[int]
     token_ids: list[int]
     run_s: float
+    drafts: Drafts | None = None
     began_s: float = 0.0
     prepared_s: float = 0.0
-    saved_s: float = 0.0
     experts: int = 0
     pruning: PruneStats | None = None
     draft_kv: tuple[int, ...] = ()
@@ -426,9 +427,30 @@ class Executor(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
-        """Begin a plan without drafts, all of whose sequences need only logits, and do not wait for it.
+        """Begin a plan all of whose sequences need only logits, and do not wait for it.
 
-        PLACEHOLDER inputs are tokens of the launch before, which need not have been collected.
+        PLACEHOLDER inputs are tokens of the launch before, which need not have been collected, or draft tokens
+        that were launched ahead.
+        """
+        ...
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Return whether plans with drafts may be launched, and drafts behind them."""
+        ...
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        """Launch drafts that go on behind what the plan launched last will bring, and do not wait for either.
+
+        The blocks of each request have room for that as well. The next plan verifies these drafts, or none. False:
+        they can be made only once that step has been collected; nothing was launched.
+        """
+        ...
+
+    def end_drafts(self) -> Ints:
+        """Return how many tokens each of the drafts launched ahead has, once the step before has been collected.
+
+        Launches what is left of them, as far as their rule allows. Their tokens come with the result of the step.
         """
         ...
 

@@ -3,7 +3,9 @@
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and seconds,
 never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
 is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
-more of its prompt computed.
+more of its prompt computed. Behind a step with drafts only the next drafts are asked for while it is in flight.
+Their blocks have room for whatever it accepts; one that is freed meanwhile may be used at once, since drafting
+writes to a cache of its own, and earlier than whatever comes then.
 
 Running sequences follow one total order, the priority key: (priority,) when the first token is due (targets.py).
 The best one always gets its rows, if need be with the blocks of the worst one; so every step brings some sequence
@@ -17,7 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from faser.engine.contract.drafts import Drafts
+import numpy as np
+
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
@@ -26,7 +30,6 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     SequenceStart,
-    StateSave,
     StepDeltas,
     StepPlan,
     StepResult,
@@ -105,17 +108,16 @@ class Scheduler:
         self._drafts: StepDrafts | None = None  # of the step that is being made
         self._overlapped: StepDrafts | None = None  # made during the step in flight
         self._drafting: list[Sequence] = []  # the sequences of these drafts
+        self._decided: _DecidedAhead | None = None  # about the step after the one in flight
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
         self._waiting = WaitingQueue(clock, kind_of)
         self._running: list[Sequence] = []  # best first
         self._decoding = Decoding(kv)  # of these
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._lent_slot: int | None = None  # to what the engine does when it is idle
         self._released: list[int] = []  # slots that the data plane still has to release
         self._in_flight: deque[_StepInFlight] = deque()  # at most two
         self._step = 0
-        self.on_finished: Callable[[Sequence], None] | None = None  # called with every sequence that ends
         self._num_added = 0
         self._num_preemptions = 0
         self._prompt_tokens = 0
@@ -151,8 +153,6 @@ class Scheduler:
             self._waiting.add(sequence)
         if len(sequences) > num_first:
             self._waiting_for_prefix[request.request_id] = sequences[num_first:]
-        if sum(map(len, self._requests.values())) >= self._max_num_seqs:
-            self.take_slot_back()
 
     def reclassify(self, request: Request) -> None:
         """Put a request that waits where its new targets belong. One that has begun stays as it is.
@@ -200,32 +200,6 @@ class Scheduler:
         assert self._speculation is not None
         self._speculation.watch.checked(check, differed=differed)
 
-    @property
-    def lent_slot(self) -> int | None:
-        """The slot that an idle engine uses for itself; None: it has none, or it was needed for a request."""
-        return self._lent_slot
-
-    def lend_slot(self) -> int:
-        """A slot for what an idle engine does, until take_slot_back, or until all slots are needed."""
-        assert not self._requests, "the engine is not idle"
-        assert self._lent_slot is None, "there is one such slot"
-        self._lent_slot = self._free_slots.pop(0)
-        return self._lent_slot
-
-    def take_slot_back(self) -> None:
-        """The lent slot is a free one again, once the next step has released it. Idempotent."""
-        if self._lent_slot is not None:
-            self._released.append(self._lent_slot)
-            self._free_slots.insert(0, self._lent_slot)
-            self._lent_slot = None
-
-    def begin_idle_step(self) -> tuple[int, tuple[StateSave, ...], tuple[int, ...]]:
-        """The number of a step that is not planned here, the states it must save, the slots it must release."""
-        assert not self._in_flight, f"step {self._step} has not been committed"
-        self._step += 1
-        saves = () if self._snapshots is None else self._snapshots.take_saves()
-        return self._step, saves, self._take_released()
-
     def has_work(self) -> bool:
         return bool(self._requests)
 
@@ -238,16 +212,20 @@ class Scheduler:
         self._drafts, self._drafting = None, []  # of a step that its sequences' end has left without rows
         if self._speculation is None:
             return None
-        candidates, other_rows = self._candidates()
-        if not candidates:
-            return None
-        drafts = self._speculation.decide(
-            candidates, other_rows, budget=self._max_num_batched_tokens, room=self._room_to_draft
-        )
+        if self._decided is not None:
+            self._take_decided()
+        else:
+            candidates, other_rows = self._candidates()
+            if not candidates:
+                return None
+            self._drafts = self._speculation.decide(
+                candidates, other_rows, budget=self._max_num_batched_tokens, room=self._room_to_draft
+            )
+            if self._drafts is not None:
+                self._drafting = [candidates[i] for i in self._drafts.chosen]
+        drafts = self._drafts
         if drafts is None:
             return None
-        self._drafts = drafts
-        self._drafting = [candidates[i] for i in drafts.chosen]
         if drafts.is_looked:
             return drafts.drafts
         pairs = zip(self._drafting, drafts.lengths.tolist(), strict=True)
@@ -354,7 +332,7 @@ class Scheduler:
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(
+        if self._speculation is not None and not self._speculation.passes_over(
             len(decoding), prompts=len(following) > len(decoding)
         ):
             return None
@@ -411,6 +389,78 @@ class Scheduler:
         return (newcomer is None or newcomer.needs_only_logits) and all(
             each.needs_only_logits for each in self._running
         )
+
+    def can_draft_ahead(self) -> bool:
+        """Return whether the step just planned may be launched, and the next drafts before it has ended."""
+        first, speculation = self._in_flight[0], self._speculation
+        return (
+            speculation is not None
+            and speculation.can_follow
+            and first.drafts is not None
+            and all(each.needs_only_logits for each in first.sequences)
+        )
+
+    def propose_ahead(self) -> DraftPlan | None:
+        """Ask for drafts that go on behind the step in flight, whatever it accepts. None: they cannot.
+
+        Unless drafts_ended follows, `propose` has the drafts made that were decided on.
+        """
+        assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
+        assert self._speculation is not None
+        step = self._in_flight[0]
+        candidates, others = self._candidates_ahead(step)
+        if not candidates:
+            return None
+        brings = {each: count + 1 for each, count in zip(step.sequences, step.rows.num_drafts, strict=True)}
+
+        def room(sequences: list[Sequence], lengths: list[int]) -> list[int]:
+            most = [length + brings[each] for each, length in zip(sequences, lengths, strict=True)]
+            pairs = zip(sequences, self._room_to_draft(sequences, most), strict=True)
+            return [max(given - brings[each], 0) for each, given in pairs]
+
+        drafts = self._speculation.decide(candidates, others, budget=self._max_num_batched_tokens, room=room)
+        sequences = [] if drafts is None else [candidates[i] for i in drafts.chosen]
+        self._decided = _DecidedAhead(drafts, sequences)
+        if drafts is None or drafts.candidates.sequences.missing_kv.any():
+            return None
+        requests = []
+        for each, length in zip(sequences, drafts.lengths.tolist(), strict=True):
+            most = min(brings[each] + length, each.max_total - len(each.token_ids))
+            requests.append(DraftRequest(each.held_slot, length, self._blocks_to_draft(each, most)))
+        drafts.plan = DraftPlan(
+            step=self._step + 1, width=self._speculation.cap, requests=tuple(requests), stop=drafts.stop
+        )
+        return drafts.plan
+
+    def drafts_ended(self, lengths: Ints) -> None:
+        """Take the lengths of the drafts launched ahead, once the step before is over; their tokens come later."""
+        assert self._decided is not None, "no drafts were launched ahead"
+        drafts = self._decided.drafts
+        assert drafts is not None
+        drafts.lengths = lengths
+        self._take_decided()
+        if self._drafts is not None:
+            self._drafts.is_unread = True
+
+    def _take_decided(self) -> None:
+        """The drafts of the next step are those decided on before, of the sequences that go on."""
+        assert self._decided is not None
+        drafts, sequences = self._decided.drafts, self._decided.sequences
+        self._decided, self._drafts, self._drafting = None, None, []
+        left = [each.max_total - 1 - len(each.token_ids) for each in sequences]
+        going = [
+            at
+            for at, each in enumerate(sequences)
+            if each.status is Status.RUNNING and left[at] > 0 and each.num_uncomputed == 1
+        ]
+        if drafts is None or not going:
+            return
+        at = np.array(going, dtype=np.int64)
+        drafts.narrow(at)
+        drafts.lengths = np.minimum(drafts.lengths, np.array(left, dtype=np.int64)[at])
+        self._drafts, self._drafting = drafts, [sequences[i] for i in going]
+        assert self._speculation is not None
+        self._speculation.settle(drafts, self._drafting)
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
         """Ask for drafts that are made while the step just planned runs and continue its own; None: no drafts."""
@@ -469,6 +519,9 @@ class Scheduler:
             self._pace.observe(plan, result, last)
         if self._speculation is not None:
             assert first.prediction is not None
+            if first.drafts is not None and first.drafts.is_unread:
+                assert result.drafts is not None, "drafts come with the step that verifies them"
+                self._speculation.arrived(first.drafts, result.drafts)
             overlapped, self._overlapped = self._overlapped, None
             self._speculation.learn(
                 plan,
@@ -538,8 +591,7 @@ class Scheduler:
         self._waiting.check_invariants()
         assert all(a.priority_key < b.priority_key for a, b in pairwise(self._running))
         slots = [sequence.slot for sequence in self._running]
-        lent = [] if self._lent_slot is None else [self._lent_slot]
-        assert Counter([*slots, *lent, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
         self._decoding.check(self._running)
         for sequence in self._running:
             assert sequence.status is Status.RUNNING
@@ -574,6 +626,24 @@ class Scheduler:
             rows += self._waiting.first().num_tokens
         others = OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
         return found, others
+
+    def _candidates_ahead(self, step: "_StepInFlight") -> tuple[list[Sequence], OtherRows]:
+        """The sequences that may draft behind a step in flight, and an estimate of the other rows by then."""
+        found, rows, decoding = [], 0, 0
+        positions = {sequence: at for at, sequence in enumerate(step.sequences)}
+        for each in self._running:
+            at, known = positions.get(each), len(each.token_ids)
+            if at is not None and step.rows.samples[at]:
+                if each.max_total - known > 1 + 1:  # a step without a draft brings the last one but one
+                    found.append(each)
+                else:
+                    rows, decoding = rows + 1, decoding + 1
+                continue
+            wanted = known - each.num_computed - (0 if at is None else step.rows.counts[at])
+            rows, decoding = rows + wanted, decoding + (wanted == 1)
+        if self._waiting and self._free_slots:
+            rows += self._waiting.first().num_tokens
+        return found, OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
 
     def _num_uncomputed(self) -> int:
         members = len(self._decoding)
@@ -623,6 +693,10 @@ class Scheduler:
             if chunks is None:
                 return {}
             self._drafts, self._drafting = chunks, [sequences[i] for i in chunks.chosen]
+        elif self._drafts.is_unread:
+            lengths = self._drafts.kept = self._drafts.lengths
+            unread = zip(self._drafting, lengths.tolist(), strict=True)
+            return {each: ((PLACEHOLDER,) * count, self._blocks_to_draft(each, count)) for each, count in unread}
         elif self._drafts.is_decided:
             return {}
         else:
@@ -878,8 +952,6 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._waiting.leave(sequence)
         sequence.status = Status.FINISHED
-        if self.on_finished is not None:
-            self.on_finished(sequence)
         samples = self._requests[request_id]
         samples.remove(sequence)
         if not samples:
@@ -921,7 +993,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                namespace=sequence.request.cache_salt,
+                cache_salt=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
             )
@@ -983,6 +1055,14 @@ class StepBuilder:
             at = self.sequences.index(sequence)
             del self.sequences[at]
             self.budget += self.rows.remove(at)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecidedAhead:
+    """Drafts of the step after the one in flight, and their sequences. drafts: None: it has none."""
+
+    drafts: StepDrafts | None
+    sequences: list[Sequence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,35 +3,51 @@
     step         |  launch 1   launch 2   collect 1   launch 3   collect 2
     input of     |  known      token of 1             token of 2             fed back on the device
 
-Such steps have no drafts. Rows of prompts have inputs that are known. Owns the step launched last, whose tokens
-are inputs of the next one.
+Rows of prompts have inputs that are known. Owns the step launched last, whose tokens are inputs of the next one. A
+step with drafts has known inputs but for draft tokens that were launched ahead (drafting/ahead.py); those that
+follow it begin behind what the device finds it to accept.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
+from faser.engine.execution.drafting.ahead import DraftsAhead, FollowedStep
+from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
-from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
+from faser.engine.execution.sampling.rows import Bools, DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
-from faser.engine.execution.sampling.verify import matched
+from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight(LaunchedStep):
     """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
 
-    forwarded_s: when the forward was on its way to the device.
+    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
+    [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
+    none. sources: [T] where the target is fed the draft tokens of its rows from, which are theirs then.
+    decided: as `matched` takes it.
     """
 
     sampling: DraftLayout
     pending: PendingTokens | None
     forwarded_s: float
+    experts: Callable[[], int]
+    known: Ints
+    drafts: DraftsAhead | None
+    sources: Ints
+    decided: Bools | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +55,40 @@ class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
         collected.
-    prepared_s: as in StepResult.
+    prepared_s, experts: as in StepResult.
     """
 
     tokens: StepTokens
     began_s: float
     ended_s: float
     prepared_s: float
+    experts: int
 
 
 class AsyncSteps:
-    """Steps are collected in the order of their launches; at most one more is launched before that."""
+    """Steps are collected in the order of their launches; at most one more is launched before that.
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    verifier: of steps with drafts; it needs only the tokens that are sampled.
+    """
+
+    def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier) -> None:
+        self._verifier = verifier
         self._runner = runner
         self._sampler = sampler
         self._last: StepInFlight | None = None
-        self._collected_s = 0.0
+        self.collected_s = 0.0  # when the last step was collected
 
-    def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
-        """Start the forward and the choice of tokens; waits for neither."""
-        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
+    def launch(
+        self, plan: StepPlan, batch: RowBatch, began_s: float, drafts: DraftsAhead | None = None
+    ) -> StepInFlight:
+        """Start the forward and the choice of tokens; waits for neither. drafts: launched ahead for the plan."""
+        sources, feedback = _NONE, None
+        if drafts is None:
+            feedback = self._feedback(plan.rows, batch)
+        elif plan.num_drafts:
+            sources, feedback = self._drafted(plan.rows, batch, drafts)
+        fed = replace(batch, feedback=feedback)
+        _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         pending = None
@@ -67,26 +96,69 @@ class AsyncSteps:
             metadata = self._sampler.metadata(sampling.slots, sampling.positions)
             pending = self._runner.sample(numbers, metadata)
         self._last = StepInFlight(
-            plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
+            plan=plan,
+            sampling=sampling,
+            pending=pending,
+            began_s=began_s,
+            forwarded_s=forwarded_s,
+            experts=experts,
+            known=batch.token_ids.numpy()[numbers[sampling.first]],
+            drafts=drafts,
+            sources=sources,
+            decided=decided_by(self._verifier, sampling) if plan.num_drafts else None,
         )
         return self._last
 
-    def collect(self, launched: LaunchedStep) -> CollectedStep:
-        """Wait for the tokens."""
+    def followed(self) -> FollowedStep:
+        """The step launched last, for drafts that go on behind it. Finds on the device what it accepts."""
+        step, runner = self._last, self._runner
+        assert step is not None, "nothing was launched before"
+        assert isinstance(runner, GraphRunner), "a runner that cannot be followed"
+        layout = step.sampling
+        drafted = layout.drafted.copy()
+        if len(step.sources):
+            drafted[_verifying(layout)] = -2 - step.sources
+        slots = layout.slots[layout.first].tolist()
+        return FollowedStep(
+            match=runner.match(layout, drafted, step.known, step.decided),
+            numbers={slot: at for at, slot in enumerate(slots)},
+            known=layout.positions[layout.first],
+            most=layout.num_drafts + 1,
+            fed=runner.fed,
+        )
+
+    def collect(self, launched: LaunchedStep, drafts: DraftBatch | None = None) -> CollectedStep:
+        """Wait for the tokens. drafts: those that were launched ahead for the step, once they are there."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
-        began_s = max(launched.began_s, self._collected_s)
-        rows = launched.plan.rows
+        began_s = max(launched.began_s, self.collected_s)
+        rows, layout = launched.plan.rows, launched.sampling
         tokens = StepTokens.none(len(rows))
+        if drafts is not None and len(launched.sources):
+            drafted = layout.drafted.copy()
+            drafted[_verifying(layout)] = drafts.token_ids.T.ravel()[launched.sources]
+            layout = replace(layout, drafted=drafted)
         if launched.pending is not None:
-            found = matched(launched.sampling, launched.pending.wait().token_ids)
+            found = matched(layout, launched.pending.wait().token_ids, launched.decided)
             tokens = found.among(_sampling(rows), len(rows))
-        self._collected_s = time.perf_counter()
+        self.collected_s = time.perf_counter()
         return CollectedStep(
             tokens=tokens,
             began_s=began_s,
-            ended_s=self._collected_s,
+            ended_s=self.collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
+            experts=launched.experts(),
         )
+
+    def _drafted(self, rows: StepRows, batch: RowBatch, drafts: DraftsAhead) -> tuple[Ints, TokenFeedback]:
+        """Return where the draft tokens of the rows come from, [T], and that as input."""
+        assert isinstance(self._runner, GraphRunner), "a runner that is fed by no other one"
+        counts = np.array(rows.num_drafts, dtype=np.int64)
+        at = counts.nonzero()[0]
+        counts = counts[at]
+        sources = drafts.sources([rows.slots[i] for i in at.tolist()], counts)
+        numbers = (batch.last_rows[at] - counts + 1).repeat(counts)
+        numbers += np.arange(len(numbers)) - (counts.cumsum() - counts).repeat(counts)
+        return sources, TokenFeedback(tokens=self._runner.fed, rows=numbers, sources=sources)
 
     def _feedback(self, rows: StepRows, batch: RowBatch) -> TokenFeedback | None:
         """Inputs that the step in flight still chooses; None: all are known."""
@@ -98,10 +170,15 @@ class AsyncSteps:
         assert self._last.pending is not None, "nothing was chosen before"
         source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}
         return TokenFeedback(
-            pending=self._last.pending,
+            tokens=self._last.pending.tokens,
             rows=batch.last_rows[fed],
             sources=np.array([source_of[rows.slots[i]] for i in fed], dtype=np.int64),
         )
+
+
+def _verifying(layout: DraftLayout) -> Ints:
+    """The rows [T] that verify a draft token, whether or not it is known."""
+    return np.flatnonzero(layout.depth < layout.num_drafts[layout.sequence])
 
 
 def _sampling(rows: StepRows) -> list[int]:

@@ -11,12 +11,23 @@ from itertools import chain, compress, repeat
 from types import MappingProxyType
 from typing import Any
 
-from faser.engine.contract.drafts import Drafts
+import numpy as np
+
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.engine.contract.native_acceptance import Texts
-from faser.engine.contract.plan import DrafterCheck, DraftPlan, LaunchedStep, StepPlan, StepResult, StepRows
-from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.contract.plan import (
+    PLACEHOLDER,
+    DrafterCheck,
+    DraftPlan,
+    LaunchedStep,
+    StepPlan,
+    StepResult,
+    StepRows,
+)
+from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
+from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
-from faser.engine.execution.drafting.draft_model import DraftKvCache
+from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import (
     Drafter,
     Proposals,
@@ -25,6 +36,7 @@ from faser.engine.execution.drafting.drafter import (
     without_forbidden,
 )
 from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.drafting.text import texts_of
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
@@ -32,15 +44,16 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
-# Rows and batch as the forward returned them (it may cut drafts), and the tokens of each sequence.
-_VerifiedRows = tuple[StepRows, RowBatch, StepTokens]
+# Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
+_VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -90,19 +103,27 @@ class ModelExecutor:
         self._forward = PlainForward() if speculation is None else speculation.forward
         self._states = None if speculation is None else speculation.states
         self._drafts = ProposedDrafts()
-        self._undrafted: set[int] = set()  # slots that the drafter knows nothing of
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
+        verifier = SampleAndMatch(sampler) if speculation is None else speculation.verifier
         self._next_tokens = NextTokens(
             runner,
             sampler,
             self._drafts,
-            verifier=SampleAndMatch(sampler) if speculation is None else speculation.verifier,
+            verifier=verifier,
             samples_in_runner=samples_in_runner,
         )
-        self._async_steps = AsyncSteps(runner, sampler)
+        self._async_steps = AsyncSteps(runner, sampler, verifier)
+        self._follower = _follower(runner, speculation) if samples_in_runner else None
+        self._ahead: DraftsAhead | None = None  # for the next step
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
+
+    def without_drafter(self) -> "ModelExecutor":
+        """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
+        return ModelExecutor(
+            self._runner, self._sampler, self._table, max_logit_rows=self._prompt_logprobs.max_logit_rows
+        )
 
     @property
     def lanes(self) -> Lanes | None:
@@ -114,9 +135,46 @@ class ModelExecutor:
         """Texts in which the control plane may look up drafts by itself; None: plans ask for all drafts."""
         return None if self._speculation is None else texts_of(self._speculation.drafter, self._matchers)
 
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._follower is not None
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        assert self._follower is not None, "drafts are made before steps"
+        self._append_blocks(plan)
+        self._ahead = self._follower.follow(plan, self._async_steps.followed())
+        return self._ahead is not None
+
+    def end_drafts(self) -> Ints:
+        assert self._ahead is not None, "nothing was launched ahead"
+        return self._ahead.end()
+
+    def _known(self, plan: StepPlan) -> tuple[StepPlan, Drafts | None]:
+        """Read drafts that were launched ahead, for a step that is not launched; return it with their tokens."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return plan, None
+        batch, drafts = self._read(ahead)
+        rows, counts = plan.rows, np.array(plan.rows.num_drafts, dtype=np.int64)
+        drafting = counts.nonzero()[0]
+        sources = ahead.sources([rows.slots[at] for at in drafting.tolist()], counts[drafting])
+        tokens = iter(batch.token_ids.T.ravel()[sources].tolist())
+        known = [next(tokens) if token_id == PLACEHOLDER else token_id for token_id in rows.token_ids]
+        return replace(plan, rows=replace(rows, token_ids=known)), drafts
+
+    def _read(self, ahead: DraftsAhead) -> tuple[DraftBatch, Drafts]:
+        """Wait for drafts that were launched ahead."""
+        assert self._follower is not None
+        began_s = self._async_steps.collected_s
+        batch, found = self._follower.read(ahead)
+        return batch, drafts_of(ahead.plan, found, began_s, time.perf_counter())
+
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         assert self._speculation is not None, "this engine has no drafter"
         began_s = time.perf_counter()
+        if self._ahead is not None:  # the sequences that it was for have ended
+            self._read(self._ahead)
+            self._ahead = None
         if during is not None:
             self._apply(during)
             self._applied = during
@@ -135,11 +193,11 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
-        before = self._runner.experts_read
+        plan, drafts = self._known(plan)
         verified = self._verify(plan.rows, self._gather(plan)).wait()
-        experts = self._runner.experts_read - before
         self._drafts.drop()
-        return self._finish(plan, verified, began_s, experts=experts, prepares=self._device_computes)
+        result = self._finish(plan, verified, began_s, prepares=self._device_computes)
+        return result if drafts is None else replace(result, drafts=drafts)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -166,19 +224,26 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         batch = self._gather(plan)
-        launched = self._async_steps.launch(plan, batch, began_s)
+        drafts, self._ahead = self._ahead, None
+        launched = self._async_steps.launch(plan, batch, began_s, drafts)
         self._keep_states(plan.rows, batch, [0] * len(plan.rows))
         return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
-        collected, plan = self._async_steps.collect(launched), launched.plan
+        assert isinstance(launched, StepInFlight), "launched by another executor"
+        batch = drafts = None
+        if launched.drafts is not None:
+            batch, drafts = self._read(launched.drafts)
+        collected, plan = self._async_steps.collect(launched, batch), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
         return self._result(
             plan,
             collected.tokens,
+            drafts=drafts,
             began_s=collected.began_s,
             ended_s=collected.ended_s,
             prepared_s=collected.prepared_s,
+            experts=collected.experts,
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
@@ -189,10 +254,13 @@ class ModelExecutor:
 
     def _verify(self, rows: StepRows, batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
-        rows, batch = self._forward.run(self._runner, rows, batch)
+        runner = self._runner
+        (rows, batch), experts = with_experts_counted(
+            runner, rows.samples, lambda: self._forward.run(runner, rows, batch)
+        )
         self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
-        return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
+        return PendingResult(lambda: (rows, batch, finding.wait(), experts()), launches_more=finding.launches_more)
 
     def _finish(
         self,
@@ -201,14 +269,13 @@ class ModelExecutor:
         began_s: float,
         ended_s: float | None = None,
         *,
-        experts: int = 0,
         prepares: bool = False,
     ) -> StepResult:
         """Take in what a step sampled, and read the prompt log probabilities off its forward.
 
         ended_s: None: now. prepares: the device had no work until the forward was on its way.
         """
-        rows, batch, tokens = verified
+        rows, batch, tokens, experts = verified
         self._forward.learn(tokens)
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)
@@ -220,7 +287,6 @@ class ModelExecutor:
             began_s=began_s,
             ended_s=time.perf_counter() if ended_s is None else ended_s,
             prepared_s=self._forwarded_s - began_s if prepares else 0.0,
-            saved_s=self._forward.saved_s,
             experts=experts,
             num_cut={at: count for at, count in enumerate(cut) if count},
             prompt_logprobs=prompt_logprobs,
@@ -234,7 +300,7 @@ class ModelExecutor:
         began_s: float,
         ended_s: float,
         prepared_s: float,
-        saved_s: float = 0.0,
+        drafts: Drafts | None = None,
         experts: int = 0,
         num_cut: Mapping[int, int] = _NOTHING,
         prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
@@ -245,10 +311,10 @@ class ModelExecutor:
             token_ids=tokens.token_ids,
             errors=tokens.errors,
             logprobs=tokens.logprobs,
+            drafts=drafts,
             run_s=ended_s - began_s,
             began_s=began_s,
             prepared_s=prepared_s,
-            saved_s=saved_s,
             experts=experts,
             pruning=self._forward.stats,
             draft_kv=self._held_by_drafter(plan),
@@ -270,7 +336,7 @@ class ModelExecutor:
         if self._speculation is None or self._speculation.draft_kv is None:
             return ()
         held = self._speculation.draft_kv.num_held
-        return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
+        return tuple([held(start.slot) for start in plan.started])
 
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
         """Return the proposals without tokens that the structure of an answer forbids."""
@@ -293,9 +359,7 @@ class ModelExecutor:
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)
-            if not start.drafts:
-                self._undrafted.add(start.slot)
-            elif self._speculation is not None:
+            if self._speculation is not None:
                 self._speculation.drafter.start(start)
             self._prompt_logprobs.start(start)
         for slot, new_blocks in plan.rows.new_blocks.items():
@@ -308,14 +372,6 @@ class ModelExecutor:
             self._sampler.accept(repeated(slots, counts), token_ids)
         if self._speculation is None:
             return
-        undrafted = self._undrafted
-        if undrafted and not undrafted.isdisjoint(slots):
-            token_ids = [
-                token_id
-                for slot, token_id in zip(repeated(slots, counts), token_ids, strict=True)
-                if slot not in undrafted
-            ]
-            counts = [0 if slot in undrafted else count for slot, count in zip(slots, counts, strict=True)]
         if 0 in counts:
             slots, counts = list(compress(slots, counts)), list(compress(counts, counts))
         self._speculation.drafter.commit(slots, counts, token_ids)
@@ -324,10 +380,24 @@ class ModelExecutor:
         for slot in slots:
             self._sampler.release(slot)
             self._prompt_logprobs.release(slot)
-            if slot in self._undrafted:
-                self._undrafted.remove(slot)
-            elif self._speculation is not None:
+            if self._speculation is not None:
                 self._speculation.drafter.release(slot)
+
+
+def _follower(runner: Runner, speculation: SpeculativeExecution | None) -> DraftModel | None:
+    """The drafter, if its drafts can be launched behind steps in flight: point masses, all of a draft model.
+
+    What a step accepts must follow from its tokens alone, and the runner of the target must find it.
+    """
+    if (
+        speculation is None
+        or not isinstance(runner, GraphRunner)
+        or not isinstance(speculation.drafter, DraftModel)
+        or not needs_only_samples(speculation.verifier)
+        or not isinstance(speculation.forward, PlainForward)
+    ):
+        return None
+    return speculation.drafter if speculation.drafter.follows else None
 
 
 def repeated(slots: Sequence[int], counts: Sequence[int]) -> Iterator[int]:

@@ -9,6 +9,7 @@ import mmap
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,14 +27,14 @@ from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -129,6 +130,7 @@ class NativeBackend:
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
+        self.mixtures = SeparateMixtures(proxy)
         self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
         self.layers = self.blocks
         self.head_drafting = NativeHeadDrafting(self._library, self._pools, self.blocks)
@@ -316,7 +318,23 @@ class NativeBackend:
         )
         return out
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+    def count_experts(self) -> Callable[[], int]:
+        count = self.experts_read
+        return lambda: count
+
+    def row_slots(self, _plan: AttentionPlan) -> None:
+        """See Backend."""
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
+        assert slots is None, "steps are not padded"
         of_router = x if routed_by is None else routed_by
         assert x.is_contiguous()
         assert of_router.is_contiguous()

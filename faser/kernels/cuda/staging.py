@@ -53,6 +53,7 @@ class PinnedStagingBuffer:
     def __init__(self, accelerator: Accelerator, count: int, dtype: torch.dtype) -> None:
         self._buffer = DoubleBuffer(accelerator, count, dtype)
         self._hosts: list[NDArray[Any]] = [each.numpy() for each in self._buffer.hosts]
+        self._changes = False
 
     @property
     def device(self) -> Tensor:
@@ -64,8 +65,12 @@ class PinnedStagingBuffer:
     def send(self) -> None:
         """See StagingBuffer. The other pinned buffer holds what the device has: the last send, or zeros."""
         claimed, sent = self._hosts
-        if claimed.tobytes() != sent.tobytes():  # as fast as comparing the arrays in place
+        if self._changes or claimed.tobytes() != sent.tobytes():  # as fast as comparing the arrays in place
             self._buffer.send()
+            self._changes = False
+
+    def will_change(self) -> None:
+        self._changes = True
 
 
 @dataclass(frozen=True, slots=True)

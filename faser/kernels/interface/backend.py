@@ -6,6 +6,8 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -24,6 +26,7 @@ from faser.kernels.interface.blocks import (
     LayerBuffers,
     Layers,
     MixedFeedForward,
+    Mixtures,
     NormedLinear,
     TokenInputs,
     columns_of,
@@ -112,8 +115,12 @@ class Backend(Protocol):
     def experts_read(self) -> int:
         """Count the experts' weights read so far; those of each layer and each call count by themselves.
 
-        Shared ones do not count: every call reads them.
+        Shared ones do not count: every call reads them. Waits for the device; count_experts does not.
         """
+        ...
+
+    def count_experts(self) -> Callable[[], int]:
+        """Return a call that gives experts_read as of now, and waits until all work launched so far is done."""
         ...
 
     def row_edges(self, most: int) -> tuple[int, ...]:
@@ -148,6 +155,11 @@ class Backend(Protocol):
     @property
     def blocks(self) -> Blocks:
         """Units of layers, in the fewest launches that this backend has for them."""
+        ...
+
+    @property
+    def mixtures(self) -> Mixtures:
+        """Mixtures of experts, in the fewest launches."""
         ...
 
     @property
@@ -220,6 +232,13 @@ class Backend(Protocol):
         """Digest a layout once per step; every layer of the step uses the result. Copies what it keeps."""
         ...
 
+    def row_slots(self, plan: AttentionPlan) -> Tensor | None:
+        """Return where the cache stores each row, [R] int64 on the device: below 0 for padding.
+
+        None: no row of any plan is padding.
+        """
+        ...
+
     def rope_append(
         self,
         qkv: Tensor,
@@ -270,13 +289,23 @@ class Backend(Protocol):
         """
         ...
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None, /) -> None:
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        /,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
         are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
         lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
-        rounded once. x, hidden: [R, H]. Raises ConfigError where has_experts is False.
+        rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no experts, and what hidden becomes
+        there is arbitrary. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -333,12 +362,9 @@ class SeparateBlocks:
     ) -> None:
         if isinstance(block, MixedFeedForward):
             self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
-            normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
-            if self._ranks is None:
-                self._backend.experts(normed, block.experts, hidden)
-            else:
-                part = torch.zeros_like(hidden)
-                self._backend.experts(normed, block.experts, part)
+            part = hidden if self._ranks is None else torch.zeros_like(hidden)
+            self._backend.mixtures.add(hidden, block.norm, block.eps, block.experts, part, buffers)
+            if self._ranks is not None:
                 hidden.add_(self._ranks.all_reduce(part))
         else:
             self._feed_forward(mixed, hidden, block, buffers)
@@ -368,10 +394,9 @@ class SeparateBlocks:
         assert after is not None, "the sum of a network and experts is normalised"
         both = backend.linear(inner, block.down, torch.empty_like(hidden))
         backend.rms_norm(both, beside.norm_after_network, eps, both)
-        routed_by = backend.rms_norm(hidden, beside.router_norm, eps, torch.empty_like(hidden))
         given = torch.zeros_like(hidden)
-        backend.experts(
-            backend.rms_norm(hidden, beside.norm, eps, buffers.normed), beside.experts, given, routed_by
+        backend.mixtures.add(
+            hidden, beside.norm, eps, beside.experts, given, buffers, router_norm=beside.router_norm
         )
         backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
         backend.rms_norm(both, after, eps, hidden, residual=hidden)
@@ -407,6 +432,30 @@ class SeparateBlocks:
             self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
 
 
+class SeparateMixtures:
+    """Mixtures made of a backend's operations, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def add(
+        self,
+        hidden: Tensor,
+        norm: Tensor,
+        eps: float,
+        block: Experts,
+        into: Tensor,
+        buffers: BlockBuffers,
+        *,
+        router_norm: Tensor | None = None,
+    ) -> None:
+        backend, routed_by = self._backend, None
+        if router_norm is not None:
+            routed_by = backend.rms_norm(hidden, router_norm, eps, torch.empty_like(hidden))
+        normed = backend.rms_norm(hidden, norm, eps, buffers.normed)
+        backend.experts(normed, block, into, routed_by, slots=buffers.slots)
+
+
 class SeparateLayers:
     """Layers made of a backend's attention and units, one after the other."""
 
@@ -427,7 +476,8 @@ class SeparateLayers:
         captures: bool = False,
         state_step: StateStep | None = None,
     ) -> None:
-        blocks, layers, scratch = self._blocks, stack.layers, buffers.block
+        blocks, layers = self._blocks, stack.layers
+        scratch = replace(buffers.block, slots=self._backend.row_slots(plan))
         if first < last and (product := layers[first].qkv) is not None:
             blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.columns), scratch)
         for number in range(first, last):

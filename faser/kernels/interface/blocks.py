@@ -141,11 +141,15 @@ class MixedFeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBuffers:
-    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F]."""
+    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F].
+
+    slots: see Backend.row_slots; unchanged.
+    """
 
     normed: Tensor
     gate_up: Tensor
     inner: Tensor
+    slots: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +230,27 @@ class Blocks(Protocol):
 
         mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
         layer; None: out is not written.
+        """
+        ...
+
+
+class Mixtures(Protocol):
+    """Mixtures of experts with the norms before them. Their results are those of the single operations."""
+
+    def add(
+        self,
+        hidden: Tensor,
+        norm: Tensor,
+        eps: float,
+        block: Experts,
+        into: Tensor,
+        buffers: BlockBuffers,
+        *,
+        router_norm: Tensor | None = None,
+    ) -> None:
+        """into += experts(rms_norm(hidden)); see Backend.experts.
+
+        hidden, into: [R, H]; they may be the same. router_norm: [H] float32, before the router; None: norm.
         """
         ...
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, RowLayout
 
 
@@ -60,6 +61,10 @@ class StagingBuffer(Protocol):
         """Launch the copy to the device; skipped if the device has these numbers already. Does not wait."""
         ...
 
+    def will_change(self) -> None:
+        """Work on the device writes to the numbers: the next send is not skipped."""
+        ...
+
 
 class Readback(Protocol):
     """Values on their way from the device to the host."""
@@ -94,6 +99,22 @@ class GraphCapture(Protocol):
         """Make `plan` the plan of this layout, for all work launched from now on.
 
         Rows and sequences beyond the layout's are padding: they store nothing, and their results are arbitrary.
+        """
+        ...
+
+    def match(self, step: StepMatch) -> None:
+        """Launch the search for what a step accepts."""
+        ...
+
+    def may_advance(self, plan: AttentionPlan) -> bool:
+        """Return whether `advance` serves this plan, which work has been captured with."""
+        ...
+
+    def advance(self, plan: AttentionPlan, rows: FollowedRows, step: StepMatch | None) -> None:
+        """Launch the move of a plan's rows to the next pass of drafts that follow a step.
+
+        The plan has one row for each sequence, and is that of the longest sequences that there can be. step: of a
+        first pass, whose rows are the last two tokens of each draft's sequence; None: a row follows the last pass.
         """
         ...
 

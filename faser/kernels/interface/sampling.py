@@ -137,6 +137,18 @@ class DeviceSamplingMetadata:
     seeds: Tensor
     positions: Tensor
 
+    def part(self, first: int, count: int) -> "DeviceSamplingMetadata":
+        """Return views of count rows from this one on."""
+        rows = slice(first, first + count)
+        return DeviceSamplingMetadata(
+            temperature=self.temperature[rows],
+            log_min_p=self.log_min_p[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+        )
+
 
 class SamplingKernels(Protocol):
     """Kernels for callers on the host.

@@ -36,15 +36,12 @@ def cell_of(tokens_per_s: float, **counts: int) -> Figures:
     return summarise(outcome, "any", 1.0, duration_s=100.0, slo=Slo(tpot_ms=150.0))
 
 
-def run_of(
-    arm: str, repeat: int, cell: Figures, *, load: float = 1.0, pruned_rows: int = 0, ahead: int = 0
-) -> Run:
+def run_of(arm: str, repeat: int, cell: Figures, *, load: float = 1.0, ahead: int = 0) -> Run:
     return Run(
         arm=arm,
         repeat=repeat,
         load=load,
         cell=cell,
-        pruned_rows=pruned_rows,
         ahead_steps=ahead,
         different=repeat,
         pace=1.0,

@@ -13,9 +13,9 @@ from benchmarks.simulator.live import check_live, run_live
 from benchmarks.simulator.record import Session, record
 from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.spec_bench.policy_spec import parse_policy
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts
+from faser.engine.contract.drafts import Drafts, Ints
 from faser.engine.contract.plan import (
     DrafterCheck,
     DraftPlan,
@@ -119,6 +119,14 @@ class ScriptedTarget:
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         raise AssertionError(f"step {launched.plan.step} was not launched")
+
+    drafts_ahead = False
+
+    def draft_ahead(self, plan: DraftPlan) -> bool:
+        raise AssertionError(f"no step is in flight that drafts could follow: {plan.requests}")
+
+    def end_drafts(self) -> Ints:
+        raise AssertionError("no drafts were launched ahead")
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.released:

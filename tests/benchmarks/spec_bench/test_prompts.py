@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.spec_bench.prompts import evenly_spaced, select_prompts
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import ConfigError
 
 PROMPTS = [BenchPrompt(category="code", token_ids=(1, 2, 3)), BenchPrompt(category="chat", token_ids=(4, 5))]

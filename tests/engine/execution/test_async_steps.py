@@ -1,11 +1,13 @@
 """Steps that start before the host has the tokens of the step before: what they are fed, and when they began."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 import pytest
+import torch
 
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
@@ -14,6 +16,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
+from faser.engine.execution.sampling.verify import SampleAndMatch
 
 
 @dataclass
@@ -21,6 +24,10 @@ class Pending:
     """Tokens that become known only when they are waited for."""
 
     token_ids: list[int]
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return torch.tensor(self.token_ids)
 
     def wait(self) -> SampledTokens:
         return SampledTokens(token_ids=np.array(self.token_ids))
@@ -36,6 +43,9 @@ class CountingRunner:
 
     def forward(self, batch: RowBatch) -> None:
         self.batches.append(batch)
+
+    def count_experts(self) -> Callable[[], int]:
+        return lambda: 0
 
     def sample(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
         self.sampled_rows.append(rows.tolist())
@@ -58,7 +68,8 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
 
 def make() -> tuple[AsyncSteps, CountingRunner]:
     runner = CountingRunner()
-    return AsyncSteps(cast("Runner", runner), cast("Sampler", NoSampler())), runner
+    sampler = cast("Sampler", NoSampler())
+    return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler)), runner
 
 
 def launch(steps: AsyncSteps, plan: StepPlan, began_s: float = 0.0) -> LaunchedStep:
@@ -76,7 +87,7 @@ def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_fo
     assert first is None
     assert second is not None
     assert (second.rows.tolist(), second.sources.tolist()) == ([0, 1], [1, 0])
-    assert second.pending.wait().token_ids.tolist() == [0, 1]
+    assert second.tokens.tolist() == [0, 1]
 
 
 def test_a_placeholder_is_fed_at_its_row_among_the_rows_of_prompts() -> None:

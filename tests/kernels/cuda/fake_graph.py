@@ -15,6 +15,8 @@ replays; `backend.concurrent_instance()` gives a backend for another lane of the
 """
 
 from functools import partial
+from itertools import pairwise
+from itertools import product as product_of
 
 import numpy as np
 import torch
@@ -25,8 +27,10 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
+from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT, PagedLayout
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
+from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
@@ -50,6 +54,8 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         gate=partial(_fake_gate, accelerator),
         rope_append=FakeRopeAppend(accelerator),
         scale_by_sinks=lambda *tensors: accelerator.launch(partial(_scale_by_sinks, *tensors)),
+        match=lambda step: accelerator.launch(partial(_match, step)),
+        advance=lambda *given: accelerator.launch(partial(_advance, *given)),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
         experts=partial(_fake_experts, accelerator),
@@ -64,18 +70,26 @@ def _fake_experts(
         found = x.float() @ matrices.weights[expert].float().T
         return found if matrices.biases is None else found + matrices.biases[expert]
 
-    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor, shared: tuple[Tensor, Tensor] | None) -> None:
+    def run(
+        x: Tensor,
+        logits: Tensor,
+        hidden: Tensor,
+        read: Tensor,
+        shared: tuple[Tensor, Tensor] | None,
+        slots: Tensor | None,
+    ) -> None:
         reference, inner, total = TorchBackend(), down.weights[0].shape[1], torch.zeros(x.shape)
         chosen, weights = routed(logits, block)
-        for row, place in np.ndindex(*chosen.shape):
-            expert = int(chosen[row, place])
+        rows = torch.arange(len(x)) if slots is None else (slots >= 0).nonzero()[:, 0]
+        for row, place in product_of(rows.tolist(), range(block.top_k)):
+            expert = chosen[row].tolist()[place]
             gated = x.new_empty((1, inner))
             reference.gate(product(x[row : row + 1], gate_up, expert).to(x.dtype), gated, block.activation)
             total[row] += weights[row, place] * product(gated, down, expert)[0]
         if shared is not None:
             total += shared[0] * shared[1].sigmoid()[:, None]
         hidden.copy_(hidden + total)
-        read += len(set(chosen.flatten().tolist()))
+        read += len(set(chosen[rows].flatten().tolist()))
 
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
 
@@ -90,6 +104,44 @@ def _delta_net(
         states=held, slots=slots, ends=ends, starts=starts, counts=counts, num_drafts=drafts, first_rows=first_rows
     )
     delta_net(qkv, rates, shape, net, held, step, out)
+
+
+def _match(step: StepMatch) -> None:
+    sampled, fed = step.sampled.tolist(), step.fed.tolist()
+    drafted = [max(fed[-2 - each], 0) if each < -1 else each for each in step.drafted.tolist()]
+    bounds, decided = step.first.tolist(), step.decided.tolist()
+    for at, (begin, end) in enumerate(pairwise(bounds)):
+        row = begin
+        while row < end - 1 and (sampled[row] == drafted[row] if decided[row] < 0 else decided[row] == 1):
+            row += 1
+        step.counts[at] = row + 1 - begin
+        before = drafted[row - 1] if row > begin else int(step.known[at])
+        step.last[at] = torch.tensor([before, max(sampled[row], 0)])
+
+
+def _advance(rows: FollowedRows, step: StepMatch | None, layout: PagedLayout, block_size: int) -> None:
+    width, count = len(rows.lengths), int(rows.numbers[0])
+    for draft in range(count):
+        if step is not None:
+            at = int(rows.numbers[1 + width + draft])
+            known = int(rows.numbers[1 + draft]) + int(step.counts[at])
+            rows.fed[2 * draft : 2 * draft + 2] = step.last[at]
+            _place(layout, 2 * draft, known - 1, block_size)
+            _place(layout, 2 * draft + 1, known, block_size)
+        else:
+            known = int(rows.lengths[draft]) + 1
+            _place(layout, draft, known, block_size)
+        rows.lengths[draft] = known
+        rows.positions[draft] = known + rows.numbers[1 + 2 * width + draft]
+
+
+def _place(layout: PagedLayout, row: int, length: int, block_size: int) -> None:
+    begin, end = layout.page_indptr[row : row + 2].tolist()
+    fits, length = length <= (end - begin) * block_size, min(length, (end - begin) * block_size)
+    page, offset = divmod(length - 1, block_size)
+    layout.seq_len[row], layout.positions[row] = length, length - 1
+    layout.last_page_len[row] = length - (end - begin - 1) * block_size
+    layout.slots[row] = int(layout.page_indices[begin + page]) * block_size + offset if fits else NO_SLOT
 
 
 def _scale_by_sinks(mixed: Tensor, log2_sums: Tensor, sinks: Tensor) -> None:

@@ -36,6 +36,8 @@ class StepDrafts:
     is_drawn: tokens are drawn from probabilities; else each is a point mass.
     share: of the processors that drafting gets during a step; 0: drafts are made before their step.
     num_decided: leading tokens of each draft that the step before has accepted already: 1 for chunks.
+    is_unread: they were launched ahead, and their tokens come with the result of the step. at: then, [S] which of
+        the drafts asked for they are: the sequences of the others have ended meanwhile.
     looks_first: nothing was decided but to look; blocks and the cut follow once the drafts are there.
     is_looked: they are there already, and native code holds those that were not taken. is_decided: none is kept.
 
@@ -56,6 +58,8 @@ class StepDrafts:
     is_drawn: bool = False
     share: float = 0.0
     num_decided: int = 0
+    is_unread: bool = False
+    at: Ints = field(default_factory=lambda: _NO_INTS)
     looks_first: bool = False
     is_looked: bool = False
     is_decided: bool = False
@@ -76,6 +80,11 @@ class StepDrafts:
     def has_drafts(self) -> bool:
         """A drafter has found a token, or passes were made for one."""
         return bool(self.drafts.passes) or bool(np.count_nonzero(self.table.lengths))
+
+    def narrow(self, at: Ints) -> None:
+        """Keep the drafts of these sequences: the others have ended since the decision."""
+        self.at, self.chosen = at, [self.chosen[i] for i in at.tolist()]
+        self.lengths, self.candidates = self.lengths[at], self.candidates.take(at)
 
     def take_text(self, answer: Drafts, acceptance: Acceptance, *, notes: bool, row_price: float = 0.0) -> None:
         """Take for each sequence the draft from text that is worth most beyond the price of its rows.
@@ -119,6 +128,10 @@ class StepDrafts:
             passes=answer.passes,
             catchup_tokens=answer.catchup_tokens,
         )
+
+    def take_unread(self, answer: Drafts) -> None:
+        """The drafts that were launched ahead have come, those of sequences that ended meanwhile as well."""
+        self.drafts = replace(answer, table=answer.table.take(self.at))
 
     def verified(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return the draft tokens that the step verifies, if any, each with its index in chosen."""

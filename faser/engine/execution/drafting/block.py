@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
@@ -91,16 +90,14 @@ class SeenRows:
 class BlockRows:
     """The rows of a pass: of each sequence its context rows, then those of its block.
 
-    context_at, block_at: [C], [B] numbers of these rows. token_ids: [B]; masked: numbers in the block of the rows
-    behind an anchor. depth: [B], how many rows of its block come before a row. plan: of all rows. own: attention
-    up to each row's own place. seen: up to the end of the block. windowed: the same for layers with windows, where
-    these are shorter than some sequence.
+    context_at, block_at: [C], [B] numbers of these rows. token_ids: [B]. depth: [B], how many rows of its block
+    come before a row: none before an anchor. plan: of all rows. own: attention up to each row's own place. seen:
+    up to the end of the block. windowed: the same for layers with windows, where a sequence is longer than these.
     """
 
     context_at: Tensor
     block_at: Tensor
     token_ids: Tensor
-    masked: Tensor
     depth: Tensor
     plan: AttentionPlan
     own: tuple[SeenRows, ...]
@@ -118,27 +115,37 @@ def attention_of_blocks(
     """
     if causal:
         return (SeenRows(rows=None, plan=backend.plan(layout, block_size)),)
+    alone = rows_alone(layout)
+    if not apart:
+        return (SeenRows(rows=None, plan=backend.plan(alone, block_size)),)
+    distance = alone.positions - layout.positions
+    groups = [(each, (distance == each).nonzero()[:, 0]) for each in sorted(set(distance.tolist()))]
+    return tuple(
+        SeenRows(rows=rows.to(backend.device), plan=backend.plan(_among(alone, rows), block_size), distance=each)
+        for each, rows in groups
+    )
+
+
+def rows_alone(layout: RowLayout) -> RowLayout:
+    """Return the layout in which each row of these sequences is one of its own, and the last row of it."""
     counts = layout.query_start.diff()
     seq_len = layout.seq_len.repeat_interleave(counts)
-    table = layout.block_table.repeat_interleave(counts, dim=0)
-    distance = seq_len - 1 - layout.positions
+    return RowLayout(
+        query_start=torch.arange(len(seq_len) + 1, dtype=torch.int32),
+        seq_len=seq_len,
+        positions=seq_len - 1,
+        block_table=layout.block_table.repeat_interleave(counts, dim=0),
+    )
 
-    def plan(rows: Tensor | None) -> AttentionPlan:
-        lengths, blocks = (seq_len, table) if rows is None else (seq_len[rows], table[rows])
-        return backend.plan(
-            RowLayout(
-                query_start=torch.arange(len(lengths) + 1, dtype=torch.int32),
-                seq_len=lengths,
-                positions=lengths - 1,
-                block_table=blocks.contiguous(),
-            ),
-            block_size,
-        )
 
-    if not apart:
-        return (SeenRows(rows=None, plan=plan(None)),)
-    groups = [(each, (distance == each).nonzero()[:, 0]) for each in sorted(set(distance.tolist()))]
-    return tuple(SeenRows(rows=rows.to(backend.device), plan=plan(rows), distance=each) for each, rows in groups)
+def _among(layout: RowLayout, rows: Tensor) -> RowLayout:
+    """Return the layout of these sequences of one row each."""
+    return RowLayout(
+        query_start=layout.query_start[: len(rows) + 1],
+        seq_len=layout.seq_len[rows],
+        positions=layout.positions[rows],
+        block_table=layout.block_table[rows],
+    )
 
 
 class BlockModel:
@@ -234,7 +241,7 @@ class BlockModel:
         if self._embedding_scale != 1.0:
             hidden.mul_(self._embedding_scale)
         if weights.mask is not None:
-            hidden[rows.masked] = weights.mask
+            torch.where((rows.depth > 0)[:, None], weights.mask, hidden, out=hidden)
         scratch, mixed = room.scratch(num_block), room.mixed[:num_block]
         for number, layer in enumerate(self._layers):
             assert layer.qkv is not None
@@ -294,13 +301,13 @@ class BlockModel:
             if each.rows is not None:
                 mixed[each.rows] = found
 
-    def candidates(self, hidden: Tensor, anchors: Ints, firsts: Ints) -> "Candidates":
+    def candidates(self, hidden: Tensor, anchors: Tensor) -> "Candidates":
         """The best tokens of each row. hidden: [N, H] of rows that predict, draft after draft.
 
         Corrections and confidences are summed in float64 and rounded to float32: so the order of the sums does not
         matter, and all kernels find the same.
 
-        anchors: [S], the token before each draft. firsts: [S], the first row of each draft.
+        anchors: [N], the token before the first row of each draft; -1 for other rows.
         """
         room, weights = self._buffers.logits, self._weights
         best = []
@@ -313,28 +320,22 @@ class BlockModel:
             scores.mul_(scale)
         if (cap := self.spec.decoder.logit_cap) is not None:
             scores.div_(cap).tanh_().mul_(cap)
-        token_ids = columns if self.draft_ids is None else self.draft_ids[columns]
+        token_ids = columns if self.draft_ids is None else self.draft_ids.take(columns)
         pairs = confidences = given = None
         if weights.markov is not None:
-            before = token_ids.roll(1, 0)
-            before[torch.from_numpy(firsts).to(before.device)] = torch.from_numpy(anchors).to(before)[:, None]
+            before = torch.where(anchors[:, None] < 0, token_ids.roll(1, 0), anchors[:, None])
             given = self._rows(weights.markov.before, before)
             if weights.markov.hidden is not None:
                 out = hidden.new_empty((len(hidden), self.spec.markov_rank))
                 given *= self._backend.linear(hidden, weights.markov.hidden, out).to(given)[:, None]
-            pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).float().numpy(force=True)
+            pairs = torch.bmm(self._rows(weights.markov.candidates, columns), given.mT).float()
         if weights.confidence is not None:
             of_hidden, of_before, bias = weights.confidence
             found = (hidden.double() @ of_hidden.double() + bias)[:, None].expand(scores.shape)
             if given is not None and len(of_before):
                 found = found + given @ of_before.double()
-            confidences = found.float().double().numpy(force=True)
-        return Candidates(
-            scores=scores.numpy(force=True),
-            token_ids=token_ids.numpy(force=True),
-            pairs=pairs,
-            confidences=confidences,
-        )
+            confidences = found.float()
+        return Candidates(scores=scores, token_ids=token_ids, pairs=pairs, confidences=confidences)
 
     def _rows(self, packed: PackedLinear, token_ids: Tensor) -> Tensor:
         """Return these rows of a matrix: [N, C, r] float64. token_ids: [N, C]."""
@@ -346,17 +347,18 @@ class BlockModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The C best tokens of N rows, on the host. scores: [N, C] float32, falling. token_ids: [N, C], of the target.
+    """The C best tokens of N rows. scores: [N, C] float32, falling. token_ids: [N, C], of the target.
 
     What comes before a row is one of the candidates of the row before, or an anchor, which stands for all of them.
-    pairs: [N, C, C], what to add to a candidate's score behind each of those; None: nothing. confidences: [N, C]
-    log-odds that the row's token is accepted behind each of those; None: the drafter does not estimate them.
+    pairs: [N, C, C] float32, what to add to a candidate's score behind each of those; None: nothing. confidences:
+    [N, C] float32, log-odds that the row's token is accepted behind each of those; None: the drafter does not
+    estimate them.
     """
 
-    scores: NDArray[np.float32]
-    token_ids: Ints
-    pairs: NDArray[np.float32] | None
-    confidences: NDArray[np.float64] | None
+    scores: Tensor
+    token_ids: Tensor
+    pairs: Tensor | None
+    confidences: Tensor | None
 
 
 def block_rows(
@@ -395,7 +397,6 @@ def block_rows(
         context_at=torch.from_numpy(np.flatnonzero(behind < 0)).to(backend.device),
         block_at=block_at.to(backend.device),
         token_ids=torch.from_numpy(token_ids).to(backend.device),
-        masked=torch.from_numpy(np.flatnonzero(behind[at] > 0)).to(backend.device),
         depth=torch.from_numpy(behind[at]).to(backend.device),
         plan=backend.plan(layout, block_size),
         own=attention(causal=True) if any(causal) else (),

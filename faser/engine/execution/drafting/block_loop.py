@@ -20,6 +20,7 @@ from torch import Tensor
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.block import BlockModel, block_rows
+from faser.engine.execution.drafting.block_graphs import BlockGraphs, BlockPass
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
@@ -30,7 +31,13 @@ from faser.engine.execution.drafting.loop import (
     drafted,
     no_drafts,
 )
-from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens, PointMassSampler
+from faser.engine.execution.drafting.samplers import (
+    DraftRows,
+    DraftSampler,
+    DraftTokens,
+    PointMassSampler,
+    drafted_by_runner,
+)
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
 from faser.kernels.interface.backend import Backend
@@ -38,7 +45,7 @@ from faser.kernels.interface.block_drafting import BlockInputs
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import RowLayout
+from faser.kernels.interface.shapes import KvCache, RowLayout
 
 _log = logging.getLogger("faser")
 
@@ -89,6 +96,11 @@ class BlockRunner:
         """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
         return repeatable_memory(self._backend, self._cache)
 
+    @property
+    def cache(self) -> KvCache:
+        """Keys and values of the drafter's layers."""
+        return self._cache
+
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
         """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].
 
@@ -117,10 +129,7 @@ class BlockRunner:
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Scores of the candidates of rows of the last `forward`."""
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
-        found = self.head.candidates(
-            self._hidden.index_select(0, numbers), np.zeros(1, np.int64), np.zeros(1, np.int64)
-        )
-        return torch.from_numpy(found.scores)
+        return self.head.candidates(self._hidden.index_select(0, numbers), torch.zeros_like(numbers)).scores
 
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:
@@ -133,7 +142,7 @@ class BlockLoop:
     """Loop of a block drafter. One native call where the runner has it, else operation by operation.
 
     table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
-    chooses, where one call can do that; None: it cannot.
+    chooses, where one call or graphs can do that; None: they cannot. graphs: None: there are none.
     """
 
     def __init__(
@@ -145,12 +154,15 @@ class BlockLoop:
         *,
         max_rows: int,
         predicts: PointMassSampler | None = None,
+        graphs: BlockGraphs | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._states = states
         self._sampler = sampler
         self._predicts = predicts if runner.drafts_in_one_call else None
+        self._graphs = graphs
+        self._replays = None if graphs is None else predicts
         self._max_rows = max_rows
         self._spec = runner.head.spec
         self._mask = self._spec.mask_token_id or 0  # any token where masks have an embedding of their own
@@ -167,7 +179,8 @@ class BlockLoop:
     @torch.inference_mode()
     def read(self, inputs: Sequence[DraftInput]) -> None:
         """Compute the context rows of committed tokens, without a draft."""
-        self._read(inputs)
+        if self._graphs is None or not self._graphs.read(self._context(inputs), self._numbers(inputs)):
+            self._read(inputs)
 
     @torch.inference_mode()
     def draft(
@@ -184,6 +197,10 @@ class BlockLoop:
         num_rows = sum([len(each.token_ids) + self._spec.rows(each.max_tokens) for each in inputs])
         if self._predicts is not None and num_rows <= self._max_rows:
             return self._in_one_call(inputs, self._predicts)
+        if self._graphs is not None and self._replays is not None:
+            found = self._in_graphs(inputs, self._graphs, self._replays)
+            if found is not None:
+                return found
         hidden, passes = self._pass(inputs)
         return self._walk(inputs, hidden).batch(passes)
 
@@ -208,6 +225,51 @@ class BlockLoop:
             ),
         )
         return drafted(found)
+
+    def _in_graphs(
+        self, inputs: Sequence[DraftInput], graphs: BlockGraphs, sampler: PointMassSampler
+    ) -> DraftBatch | None:
+        """None: there are no graphs for these blocks. Context rows that have none are computed before."""
+        progress, spec, context = DraftProgress(inputs), self._spec, self._context(inputs)
+        counts = np.array([spec.rows(each.max_tokens) for each in inputs])
+        begins = np.cumsum(counts) - counts
+        first = int(not spec.predicts_from_anchor)  # the row that predicts the first token
+        token_ids, anchors = np.full(counts.sum(), self._mask), np.full(counts.sum(), -1)
+        token_ids[begins] = anchors[begins + first] = [each.token_ids[-1] for each in inputs]
+        given = BlockPass(
+            context=context,
+            numbers=self._numbers(inputs),
+            blocks=self._table.lay_out(
+                progress.slots.tolist(), progress.places.astype(np.int32), counts.astype(np.int32), token_ids
+            ).layout,
+            token_ids=token_ids,
+            depth=np.arange(len(token_ids)) - begins.repeat(counts),
+            anchors=anchors,
+            firsts=begins + first,
+            most=int(progress.max_tokens.max()),
+            requests=sampler.metadata(progress.slots, progress.draft_starts),
+        )
+        passes = 1
+        if not graphs.has_context(context):
+            given = replace(given, context=None)
+        if not graphs.fits(given):
+            return None
+        if given.context is None:
+            passes += self._read(inputs)
+        active = np.arange(len(inputs))
+        for tokens in map(drafted_by_runner, graphs.draft(given)()):
+            of_active = DraftTokens(token_ids=tokens.token_ids[active], margins=tokens.margins[active])
+            active = progress.take(active, of_active, None)
+        return progress.batch(passes)
+
+    def _context(self, inputs: Sequence[DraftInput]) -> RowLayout:
+        counts = np.array([len(each.token_ids) for each in inputs], dtype=np.int32)
+        starts = np.array([each.start for each in inputs], dtype=np.int32)
+        rows = np.zeros(counts.sum(), dtype=np.int64)
+        return self._table.lay_out([each.slot for each in inputs], starts, counts, rows).layout
+
+    def _numbers(self, inputs: Sequence[DraftInput]) -> Ints:
+        return self._states.numbers([piece for each in inputs for piece in each.states])
 
     def _read(self, inputs: Sequence[DraftInput]) -> int:
         states, passes, first = self._states.gather([piece for each in inputs for piece in each.states]), 0, 0
@@ -258,18 +320,20 @@ class BlockLoop:
     def _walk(self, inputs: Sequence[DraftInput], hidden: Tensor) -> DraftProgress:
         """Choose the tokens from left to right."""
         progress = DraftProgress(inputs)
-        anchors = np.array([each.token_ids[-1] for each in inputs])
         firsts = np.cumsum([0, *(each.max_tokens for each in inputs[:-1])])
-        found = self._runner.head.candidates(hidden, anchors, firsts)
+        anchors = np.full(len(hidden), -1)
+        anchors[firsts] = [each.token_ids[-1] for each in inputs]
+        found = self._runner.head.candidates(hidden, torch.from_numpy(anchors).to(hidden.device))
+        of_rows, token_ids = found.scores.numpy(force=True), found.token_ids.numpy(force=True)
+        pairs = None if found.pairs is None else found.pairs.numpy(force=True)
+        confidences = None if found.confidences is None else found.confidences.numpy(force=True)
         active, rows, before = np.arange(len(inputs)), progress.first_rows(), np.zeros_like(firsts)
         for depth in range(max(each.max_tokens for each in inputs)):
             at = firsts[active] + depth
-            scores = found.scores[at]
-            if found.pairs is not None:
-                scores = scores + found.pairs[at, :, before]
-            tokens, chosen = self._choose(scores, found.token_ids[at], rows)
-            if found.confidences is not None:
-                margins = found.confidences[at, before].clip(-_LARGEST, _LARGEST)
+            scores = of_rows[at] if pairs is None else of_rows[at] + pairs[at, :, before]
+            tokens, chosen = self._choose(scores, token_ids[at], rows)
+            if confidences is not None:
+                margins = confidences[at, before].astype(np.float64).clip(-_LARGEST, _LARGEST)
                 tokens = replace(tokens, margins=margins)
             staying = progress.take(active, tokens, None)
             before = chosen[np.searchsorted(active, staying)]

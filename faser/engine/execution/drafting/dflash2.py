@@ -77,7 +77,7 @@ def convolve(x: Tensor, base: Tensor, dynamic: Tensor, depth: Tensor) -> Tensor:
     Returns [B, H] in the type of x.
     """
     _, taps, groups = dynamic.shape
-    kernels = base + dynamic.repeat_interleave(x.shape[1] // groups, dim=2)
+    kernels = base + dynamic[..., None].expand(-1, -1, -1, x.shape[1] // groups).flatten(2)
     values = x.float()
     found = kernels[:, 0] * values
     for tap in range(1, taps):

@@ -7,10 +7,11 @@ arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 from collections.abc import Callable, Sequence
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafting.ahead import AheadLoop, DraftsAhead, FollowedStep
 from faser.engine.execution.drafting.block_marks import BlockMarks, MarkedLine
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.loop import DraftInput, DraftLoop, ModelPasses
+from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, DraftLoop, ModelPasses
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.runner.batch import BlockTable
 
@@ -21,7 +22,8 @@ _USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no
 class DraftModel:
     """Drafter that runs a second, smaller model. passes: those of the loop.
 
-    max_positions: the context length of the draft model; longer sequences draft nothing.
+    max_positions: the context length of the draft model; longer sequences draft nothing. ahead: launches drafts
+    behind steps that the host has not read; None: that cannot be done.
 
     The first draft of a sequence computes all of its prompt that no block in the cache holds, and the first one
     after a pause all tokens since the last one, before any token is drafted.
@@ -35,8 +37,11 @@ class DraftModel:
         sampler: DraftSampler,
         *,
         max_positions: int,
+        ahead: AheadLoop | None = None,
     ) -> None:
         self._loop = loop
+        self._ahead = ahead
+        self._launched: list[DraftsAhead] = []  # that have not been read, at most two
         self._passes = passes
         self._kv = kv
         self._sampler = sampler
@@ -70,11 +75,49 @@ class DraftModel:
             probs=batch.probs,
         )
 
+    @property
+    def follows(self) -> bool:
+        """Return whether drafts may be launched behind a step that is in flight."""
+        return self._ahead is not None
+
+    def follow(self, plan: DraftPlan, step: FollowedStep) -> DraftsAhead | None:
+        """Launch drafts behind a step in flight, which may itself verify such drafts.
+
+        None: some sequence lacks more than two tokens or has no room, or graphs are missing; nothing was launched.
+        """
+        assert self._ahead is not None, "nothing is launched ahead"
+        requests = plan.requests
+        for slot, max_tokens, *_ in requests:
+            at = step.numbers[slot]
+            most = int(step.most[at])
+            if self._max_positions - int(step.known[at]) - most + 1 < max_tokens:
+                return None
+            if not (any(slot in each.live for each in self._launched) or self._kv.can_follow(slot, most - 1)):
+                return None
+        found = self._ahead.launch(plan, step)
+        if found is not None:
+            self._launched.append(found)
+            for slot in found.slots:
+                self._kv.follow(slot)
+        return found
+
+    def read(self, drafts: DraftsAhead) -> tuple[DraftBatch, Proposals]:
+        """Wait for drafts that were launched ahead. Before their step is committed."""
+        assert self._launched.pop(0) is drafts, "read out of order"
+        batch = drafts.read()
+        for at, slot in enumerate(drafts.slots):
+            if slot in drafts.live:
+                self._kv.fill(slot, tuple(batch.token_ids[at, : batch.num_fed[at]].tolist()))
+        table = batch.table(drafts.plan, METHOD, range(len(drafts.slots)))
+        return batch, Proposals(table=table, passes=batch.passes)
+
     def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
         for slot, tokens in by_slot(slots, counts, token_ids):
             self._kv.extend(slot, tokens)
 
     def release(self, slot: int) -> None:
+        for each in self._launched:
+            each.live.discard(slot)
         self._kv.release(slot)
 
     def rebuild(self, method: str, slot: int | None, /) -> bool:
@@ -156,6 +199,20 @@ class DraftKvCache:
             missing = sequence.token_ids[start:]
             missing.extend(unverified)
         return DraftInput(slot=slot, start=start, token_ids=missing, max_tokens=max_tokens)
+
+    def can_follow(self, slot: int, num_drafts: int) -> bool:
+        """Return whether all but the last two tokens will be there once a step has verified so many draft tokens.
+
+        Those are the tokens that were fed last, if there are any.
+        """
+        sequence = self._sequences[slot]
+        lacking = len(sequence.token_ids) - sequence.computed
+        return sequence.adopted and lacking <= (num_drafts == 0) and len(sequence.fed) >= num_drafts - 1
+
+    def follow(self, slot: int) -> None:
+        """A draft is launched behind the known tokens and those that a step brings; `fill` follows."""
+        sequence = self._sequences[slot]
+        self._marks.clear(slot, sequence, len(sequence.token_ids))
 
     def fill(self, slot: int, fed: tuple[int, ...]) -> None:
         """The cache now holds all known tokens, and after them fed: unverified tokens and draft tokens."""

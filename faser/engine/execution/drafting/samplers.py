@@ -36,6 +36,10 @@ class DraftTokens:
     margins: NDArray[np.float64]
     probs: Tensor | None = None
 
+    def among(self, rows: Ints) -> "DraftTokens":
+        """The point masses of these rows."""
+        return DraftTokens(token_ids=self.token_ids[rows], margins=self.margins[rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import StepRows
-from faser.engine.execution.sampling.tokens import PendingTokens
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 
@@ -19,11 +19,12 @@ from faser.kernels.interface.shapes import RowLayout
 class TokenFeedback:
     """Device-side token feedback: input tokens that are still being sampled when the batch is launched.
 
-    pending: the last tokens sampled by the batch's own runner. rows: [F] row numbers in the batch. sources: [F]
-    indices into pending.tokens. NO_TOKEN enters as token 0: its sequence ends with an error anyway.
+    tokens: [N] int64 on the device: the last ones that the batch's own runner has sampled, or what others feed it.
+    rows: [F] row numbers in the batch. sources: [F] indices into tokens. NO_TOKEN enters as token 0: its sequence
+    ends with an error anyway, or the draft with another token.
     """
 
-    pending: PendingTokens
+    tokens: torch.Tensor
     rows: NDArray[np.int64]
     sources: NDArray[np.int64]
 
@@ -73,6 +74,21 @@ class RowBatch:
         return batch, kept
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedDrafts:
+    """D drafts whose further passes have one row each, over the tokens sampled last.
+
+    slots: [D]. places: [D] of the rows of the next pass. shifts: [D] by how much positions of tokens exceed the
+    places of their rows. num_passes: most of them. requests: [D] what the sequences ask for, at any positions.
+    """
+
+    slots: list[int]
+    places: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+    num_passes: int
+    requests: SamplingMetadata
+
+
 class BlockTable:
     """Blocks of every slot, in order of position: [num_slots, max_blocks] int32, allocated once."""
 
@@ -95,6 +111,10 @@ class BlockTable:
     def blocks(self, slot: int, first: int = 0) -> list[int]:
         """Blocks of a slot, in order of position, without the first `first`."""
         return self._lists[slot][first:]
+
+    def num_blocks(self, slots: Sequence[int]) -> NDArray[np.int32]:
+        """Return how many blocks each slot holds: [S]."""
+        return np.array([len(self._lists[slot]) for slot in slots], dtype=np.int32)
 
     def of(self, slots: list[int]) -> torch.Tensor:
         """Return the blocks of each slot: [S, B] int32, arbitrary behind its last one."""

@@ -16,17 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateInputs, StepGraphs
+from faser.engine.execution.runner.model import RunnableModel
+from faser.engine.execution.runner.passes_ahead import FollowedDrafts, PassesAhead, StepMatcher
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateShape
+from faser.kernels.interface.drafting import StepMatch
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling import SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import DeviceLane, LaneError
 from faser.types import ProgressCallback
 
@@ -42,7 +45,7 @@ class GraphRunner(Runner):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableModel,
         backend: Backend,
         kv: KvShape,
         token_sampler: DeviceTokenSampler,
@@ -63,6 +66,9 @@ class GraphRunner(Runner):
         self._device_sampler = token_sampler
         self._inputs = GraphInputs(capture, sizes.most_rows)
         self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
+        self._matcher = StepMatcher(capture, token_sampler)
+        self._passes = PassesAhead(capture, self._inputs, token_sampler, max_logit_rows)
+        self._followed: tuple[int, TruncationFlags] | None = None  # drafts of the passes ahead, and their flags
         parts = GraphParts(
             decoder=decoder,
             cache=self._cache,
@@ -81,6 +87,9 @@ class GraphRunner(Runner):
         _capture([(None, whole)], drafts, STAGE, report)
         _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
+        if drafts and (plan := whole.smallest_plan) is not None:
+            nothing = np.zeros(1, dtype=np.int64)
+            self._passes.rehearse(plan, self.match(DraftLayout.plain(nothing, nothing), nothing - 1, nothing))
 
     @property
     def most_graph_rows(self) -> int:
@@ -107,8 +116,7 @@ class GraphRunner(Runner):
         if self._states is not None and self._state_inputs is not None:
             self._state_inputs.send(self._states.begin(batch.layout))
         graphs.run(backbone, batch.layout)
-        self._hidden = self._decoder.hidden[: batch.num_rows]
-        self._next_layer = self.num_layers
+        self._replayed(batch.num_rows)
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         assert self._hidden is not None, "logits before forward"
@@ -133,12 +141,73 @@ class GraphRunner(Runner):
         return self._device_sampler.taken(len(rows))
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        logits, graphs = self.logits(rows), self._graphs
-        flags = requests.truncation_flags
-        graph = None if graphs is None else graphs.draft_sampler(len(rows), flags)
-        if graph is None:
-            return self._device_sampler.draft(logits, requests)
+        flags, graphs = requests.truncation_flags, self._graphs
+        if graphs is None or graphs.draft_sampler(len(rows), flags) is None:
+            return self._device_sampler.draft(self.logits(rows), requests)
         self._device_sampler.send(requests, flags)
+        return self._sample_sent(rows, flags)
+
+    @property
+    def fed(self) -> torch.Tensor:
+        """Room for tokens [N] int64 that others have sampled, from which rows may be fed."""
+        return self._device_sampler.fed
+
+    def match(
+        self,
+        layout: DraftLayout,
+        drafted: NDArray[np.int64],
+        known: NDArray[np.int64],
+        decided: NDArray[np.bool_] | None = None,
+    ) -> StepMatch:
+        """Find on the device what the step accepts whose rows were sampled last. See StepMatch.
+
+        decided: [R] whether each row's draft token is accepted; None: the sampled tokens say so.
+        """
+        return self._matcher.find(layout, drafted, known, decided)
+
+    def follow(self, drafts: FollowedDrafts, table: BlockTable) -> PendingTokens | None:
+        """Launch a first pass of drafts behind a step that need not have ended, and sample their first tokens.
+
+        None: only replayed steps can be followed, and there is no graph for this one.
+        """
+        flags, graphs = drafts.requests.truncation_flags, self._graphs
+        count = len(drafts.slots)
+        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
+            return None
+        self._device_sampler.send(drafts.requests, flags)
+        rows = self._passes.begin(drafts, table, graphs)
+        if rows is None:
+            return None
+        self._followed = count, flags
+        self._replayed(2 * count)
+        return self._sample_sent(rows, flags)
+
+    def continue_drafts(self, drafts: ContinuedDrafts, table: BlockTable) -> bool:
+        flags, graphs, count = drafts.requests.truncation_flags, self._graphs, len(drafts.slots)
+        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
+            return False
+        if not self._passes.continue_from(drafts, table, graphs):
+            return False
+        self._followed = count, flags
+        return True
+
+    def follow_on(self) -> PendingTokens:
+        """Launch the next pass of these drafts."""
+        assert self._followed is not None, "nothing is followed"
+        count, flags = self._followed
+        self._passes.go_on()
+        self._replayed(count)
+        return self._sample_sent(np.arange(count), flags)
+
+    def _replayed(self, num_rows: int) -> None:
+        self._hidden = self._decoder.hidden[:num_rows]
+        self._next_layer = self.num_layers
+
+    def _sample_sent(self, rows: NDArray[np.int64], flags: TruncationFlags) -> PendingTokens:
+        """Sample drafts by a graph, as the requests ask that were sent last."""
+        self.logits(rows)
+        graph = None if self._graphs is None else self._graphs.draft_sampler(len(rows), flags)
+        assert graph is not None, f"no graph samples {len(rows)} drafts"
         graph.replay()
         return self._device_sampler.drafted(len(rows))
 

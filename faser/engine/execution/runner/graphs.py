@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from faser.config.speculation import MAX_DRAFT_TOKENS
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes, next_size
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
@@ -32,7 +32,7 @@ _MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
 # Tiles of one sequence times its positions, which each of them reads. Estimated for 8B models: reading them costs
 # 28 ms for every million, and the launches of an eager step up to 6 ms.
 _MOST_READ_BY_TILES = 1 << 17
-_ALL_FLAGS = (
+ALL_FLAGS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
     *(
         TruncationFlags(random=True, top_k=top_k, top_p=top_p)
@@ -55,16 +55,14 @@ class GraphInputs:
         token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
         sources[:] = -1
         if batch.feedback is not None:
-            pending = batch.feedback.pending.tokens
-            assert pending.data_ptr() == token_sampler.tokens.data_ptr(), "tokens fed back from another runner"
-            sources[batch.feedback.rows] = batch.feedback.sources
+            sources[batch.feedback.rows] = token_sampler.place(batch.feedback.tokens) + batch.feedback.sources
         self._staging.send()
 
     def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
         """Return the token ids of the rows: [rows] int64, on the device."""
         device = self._staging.device
         token_ids, sources = device[:rows], device[self._max_rows : self._max_rows + rows]
-        fed_back = token_sampler.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
+        fed_back = token_sampler.words.index_select(0, sources.clamp_min(0)).clamp_min(0)
         return torch.where(sources >= 0, fed_back, token_ids)
 
 
@@ -103,7 +101,7 @@ class GraphParts:
     recurrent states.
     """
 
-    decoder: Decoder
+    decoder: RunnableModel
     cache: KvCache
     block_size: int
     num_blocks: int
@@ -140,12 +138,22 @@ class StepGraphs:
         self._draft_samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
 
     @property
+    def smallest_plan(self) -> AttentionPlan | None:
+        """Return that of the smallest graph in which each sequence has one row; None: there is none such."""
+        found = [each for size, each in self._backbones.items() if size.one_row_each]
+        return min(found, key=lambda each: each.batch_size.rows).plan if found else None
+
+    @property
+    def block_size(self) -> int:
+        return self._parts.block_size
+
+    @property
     def num_graphs(self) -> int:
         return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
     def num_expected(self, drafts: bool) -> int:
         """The number of graphs after `capture_all`."""
-        samplers = len(_ALL_FLAGS) * (1 + drafts)
+        samplers = len(ALL_FLAGS) * (1 + drafts)
         return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
 
     def backbone(self, batch: RowBatch) -> BackboneGraph | None:
@@ -214,7 +222,7 @@ class StepGraphs:
         decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
         rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
         self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
-        for flags in _ALL_FLAGS:
+        for flags in ALL_FLAGS:
             self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
             if drafts:
                 self._draft_samplers[size, flags] = self._captured(partial(token_sampler.run_draft, logits, flags))
@@ -224,7 +232,7 @@ class StepGraphs:
         return self._capture.capture(work)
 
 
-def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
+def _run_lm_head(decoder: RunnableModel, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
 
 

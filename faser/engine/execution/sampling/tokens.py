@@ -152,6 +152,10 @@ class SamplingMetadataBuffer:
         floats[capacity : capacity + count] = _log(metadata.min_p)
         self._stage.send()
 
+    def will_change(self) -> None:
+        """Work on the device writes to what was sent last."""
+        self._stage.will_change()
+
     def rows(self, count: int) -> DeviceSamplingMetadata:
         """Views of the first rows of what was sent last."""
         words, capacity = self._stage.device, self._capacity
@@ -199,7 +203,8 @@ class DeviceTokenSampler:
     """Token sampler on the device, up to max_rows rows; all buffers have fixed addresses.
 
     `take` is send, run_take and taken; `draft` is send, run_draft and drafted. A CUDA graph contains run_take or
-    run_draft.
+    run_draft. words: where the model's next inputs may come from: tokens, and fed, room for tokens that others
+    have sampled for them.
     """
 
     def __init__(
@@ -208,11 +213,13 @@ class DeviceTokenSampler:
         self._kernels = kernels
         self._capture = capture
         self._metadata = SamplingMetadataBuffer(capture, max_rows)
-        # Tokens, then margins, in one piece of memory: one copy brings both.
+        # Tokens, then margins, in one piece of memory: one copy brings both. Then tokens from elsewhere.
         self._margins_at = -(-max_rows // _LINE) * _LINE
-        self._words = torch.zeros(self._margins_at + -(-max_rows // 2), dtype=torch.int64, device=device)
-        self.tokens = self._words[:max_rows]
-        self._margins = self._words[self._margins_at :].view(torch.float32)
+        fed_at = self._margins_at + -(-max_rows // (2 * _LINE)) * _LINE
+        self.words = torch.zeros(fed_at + 2 * max_rows, dtype=torch.int64, device=device)
+        self.tokens = self.words[:max_rows]
+        self.fed = self.words[fed_at:]
+        self._margins = self.words[self._margins_at : fed_at].view(torch.float32)
 
     @torch.inference_mode()
     def take(self, logits: Tensor, metadata: SamplingMetadata) -> DeviceTokens:
@@ -227,6 +234,17 @@ class DeviceTokenSampler:
         self.send(metadata, flags)
         self.run_draft(logits, flags)
         return self.drafted(len(metadata))
+
+    def place(self, tokens: Tensor) -> int:
+        """Return where these tokens begin in words, of which they are a view."""
+        found = (tokens.data_ptr() - self.words.data_ptr()) // self.words.itemsize
+        assert 0 <= found <= len(self.words) - len(tokens), "tokens fed back from another runner"
+        return found
+
+    def moving_positions(self) -> Tensor:
+        """Return the positions [max_rows] that were sent last, for work that writes to them."""
+        self._metadata.will_change()
+        return self._metadata.rows(len(self.tokens)).positions
 
     def send(self, metadata: SamplingMetadata, flags: TruncationFlags) -> None:
         """Copy what the kernels read of the rows: nothing where all are greedy. flags: of the metadata."""
@@ -254,5 +272,5 @@ class DeviceTokenSampler:
 
     def drafted(self, count: int) -> DeviceTokens:
         """The tokens and margins that run_draft has launched, of the first rows."""
-        words = self._words[: self._margins_at + -(-count // 2)]
+        words = self.words[: self._margins_at + -(-count // 2)]
         return DeviceTokens(self.tokens[:count], count, self._capture.readback((words,)), self._margins_at)

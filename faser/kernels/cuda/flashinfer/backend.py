@@ -9,6 +9,7 @@ and stores, the gate. A product adds the residual in place, so that nothing is c
 norm instead would take as many launches and read as much.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
+from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -29,7 +32,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
@@ -90,9 +93,15 @@ class _LaneState:
     """
 
     def __init__(
-        self, accelerator: Accelerator, library: FlashInfer, workspace: AttentionWorkspace, lane: DeviceLane | None
+        self,
+        accelerator: Accelerator,
+        library: FlashInfer,
+        kernels: DeviceKernels,
+        workspace: AttentionWorkspace,
+        lane: DeviceLane | None,
     ) -> None:
         self.lane = lane
+        self._kernels = kernels
         self._accelerator = accelerator
         num_processors = accelerator.num_processors if lane is None else lane.num_processors
         self._wrappers = AttentionWrappers(accelerator, library, workspace, num_processors)
@@ -102,7 +111,7 @@ class _LaneState:
     @property
     def capture(self) -> FlashInferGraphCapture:
         if self._capture is None:
-            self._capture = FlashInferGraphCapture(self._accelerator, self._wrappers, self.lane)
+            self._capture = FlashInferGraphCapture(self._accelerator, self._wrappers, self._kernels, self.lane)
         return self._capture
 
     def planned(self, kind: AttentionKind, plan: _EagerPlan) -> PagedAttention:
@@ -119,7 +128,10 @@ class _LaneState:
 
 
 class FlashInferBackend:
-    """Backend of FlashInfer and Triton. Allocates memory when first needed. fp8: None: no fp8 products."""
+    """Backend of FlashInfer and Triton. Allocates memory when first needed.
+
+    fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
+    """
 
     def __init__(
         self,
@@ -127,8 +139,10 @@ class FlashInferBackend:
         library: FlashInfer,
         kernels: DeviceKernels,
         fp8: Fp8Products | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.device = accelerator.device
+        self.choices = choices or Choices()
         self.name = "flashinfer"
         self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
         self.mask_kernel = None
@@ -144,6 +158,9 @@ class FlashInferBackend:
         separate = SeparateBlocks(self)
         self.blocks = separate if fp8 is None else fp8.blocks(separate)
         self.layers = SeparateLayers(self, self.blocks)
+        self.mixtures = SeparateMixtures(self)
+        if kernels.few_row_experts is not None:
+            self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)
         self.head_drafting = None
         self.block_drafting = None
         self._accelerator = accelerator
@@ -156,7 +173,9 @@ class FlashInferBackend:
 
     def _lane_state(self, lane: DeviceLane | None) -> _LaneState:
         if lane not in self._lane_states:
-            self._lane_states[lane] = _LaneState(self._accelerator, self._library, self._workspace, lane)
+            self._lane_states[lane] = _LaneState(
+                self._accelerator, self._library, self._kernels, self._workspace, lane
+            )
         return self._lane_states[lane]
 
     def use(self, processors: Processors | None) -> None:
@@ -252,13 +271,35 @@ class FlashInferBackend:
 
     @property
     def experts_read(self) -> int:
-        """See Backend. Waits for the device, where the model is a mixture."""
-        return 0 if self._experts_read is None else int(self._experts_read)
+        """See Backend. 0 where the model is no mixture."""
+        return self.count_experts()()
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
-        """See Backend. Raises ConfigError for weights in 8 bits."""
+    def expert_counter(self) -> Tensor:
+        """Return the number of experts read, [1] int64 on the device."""
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
+        return self._experts_read
+
+    def count_experts(self) -> Callable[[], int]:
+        """See Backend. Nothing is launched where the model is no mixture."""
+        if self._experts_read is None:
+            return lambda: 0
+        readback = self.graph_capture.readback((self._experts_read,))
+        return lambda: int(readback.wait()[0][0])
+
+    def row_slots(self, plan: _EagerPlan | FixedPlan) -> Tensor:
+        return plan.device.slots
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
+        """See Backend. Raises ConfigError for weights in 8 bits."""
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
@@ -268,11 +309,11 @@ class FlashInferBackend:
         if block.shared is not None:
             shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
             logits = logits[:, :-1].contiguous()
-        run(x, logits, hidden, self._experts_read, shared)
+        run(x, logits, hidden, self.expert_counter(), shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
         """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
-        gate_up, down = (_expert_matrices((each,)).weights[0] for each in products)
+        gate_up, down = (expert_matrices((each,)).weights[0] for each in products)
         size = (len(x), len(gate_up))
         inner = self.gate(
             self.linear(x, products[0], x.new_empty(size)),
@@ -285,7 +326,18 @@ class FlashInferBackend:
         if self._kernels.experts is None:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
-        return self._kernels.experts(block, _expert_matrices(block.gate_up), _expert_matrices(block.down))
+        return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
+
+    def _few_row_ways(self, block: Experts) -> Ways:
+        """Return ways to compute a mixture in fewer launches; none where a shared expert has another size."""
+        shared = block.shared or ()
+        gate_up, down = (
+            expert_matrices((*each, *shared[at : at + 1])) for at, each in enumerate((block.gate_up, block.down))
+        )
+        if len({(each.shape, other.shape) for each, other in zip(gate_up.weights, down.weights, strict=True)}) > 1:
+            return {}
+        assert self._kernels.few_row_experts is not None
+        return self._kernels.few_row_experts(block, expert_matrices((block.router,)), gate_up, down)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
         x.mul_(gate.sigmoid())
@@ -394,7 +446,7 @@ class FlashInferBackend:
         return out
 
 
-def _expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
+def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
     """Raises ConfigError for weights in 8 bits."""
     for each in products:
         if not isinstance(each, _CudaLinear):

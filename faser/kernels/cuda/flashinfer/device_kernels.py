@@ -3,7 +3,7 @@
 Importing this module does not import Triton; triton_kernels does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.torch_delta_net import LayerStates
 
@@ -20,11 +22,14 @@ from faser.kernels.torch_delta_net import LayerStates
 RopeAppend = Callable[..., Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
-# Of x, logits, hidden, read, and of a shared expert what it gives and its logits; see triton/experts.py.
-RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None], None]
+# Of x, logits, hidden, read, of a shared expert what it gives and its logits, and slots; see triton/experts.py.
+RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor | None], None]
 # Of qkv, rates, shape, net, held, numbers, out; see triton/delta_net.py.
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
+# See triton/drafting.py for the arguments of these.
+Match = Callable[[StepMatch], None]
+Advance = Callable[[FollowedRows, StepMatch | None, PagedLayout, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,12 @@ class ExpertMatrices:
 
 
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
+# Of hidden, norm, eps, what is added to, read, slots, and the router's norm; see triton/few_row_experts.py.
+RunFewRowExperts = Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor | None, Tensor | None], None]
+# Of a mixture, its router, gate_up and down, with those of a shared expert last.
+FewRowExpertsKernels = Callable[
+    [Experts, ExpertMatrices, ExpertMatrices, ExpertMatrices], Mapping[str, RunFewRowExperts]
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,7 @@ class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
 
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
+    few_row_experts: ways to compute a mixture of up to FEW_ROWS rows, by name; None: there are none.
     delta_net: None: there is none.
     """
 
@@ -50,9 +62,12 @@ class DeviceKernels:
     gate: Gate
     rope_append: RopeAppend
     scale_by_sinks: ScaleBySinks
+    match: Match
+    advance: Advance
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     experts: ExpertsKernels | None = None
+    few_row_experts: FewRowExpertsKernels | None = None
     delta_net: RunDeltaNet | None = None
 
 
@@ -70,9 +85,30 @@ def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrice
     )
 
 
+def few_row_experts_kernels(
+    block: Experts, router: ExpertMatrices, gate_up: ExpertMatrices, down: ExpertMatrices
+) -> dict[str, RunFewRowExperts]:
+    """Those of triton/few_row_experts.py. Raises EngineError for matrices that are not alike."""
+    from faser.kernels.cuda.triton.experts import ExpertWeights
+    from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
+
+    run = FewRowExperts(
+        networks=ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
+        router=router.weights[0],
+        router_bias=None if router.biases is None else router.biases[0],
+        top_k=block.top_k,
+        renormalise=block.renormalise,
+        activation=block.activation,
+        scales=block.scales,
+        shares=block.shared is not None,
+    )
+    return {name: partial(run, tiles=tiles) for name, tiles in FEW_ROW_TILES.items()}
+
+
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of triton/, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.delta_net import delta_net
+    from faser.kernels.cuda.triton.drafting import advance, match
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
@@ -83,8 +119,11 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         gate=gate,
         rope_append=rope_append,
         scale_by_sinks=scale_by_sinks,
+        match=match,
+        advance=advance,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         experts=experts_kernels,
+        few_row_experts=few_row_experts_kernels,
         delta_net=delta_net,
     )

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels
 from faser.kernels.cuda.flashinfer.library import PagedAttention, planner_of
 from faser.kernels.cuda.flashinfer.paged_attention import (
     PLAN_BYTES,
@@ -45,6 +46,7 @@ from faser.kernels.cuda.flashinfer.paged_layout import (
     layout_within,
 )
 from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
+from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, RowLayout
 
@@ -224,6 +226,15 @@ class FixedPlan:
         self._is_blank = True
 
     @property
+    def serves_shorter(self) -> bool:
+        """Return whether it may be read by sequences that are shorter than it was made for; one row each.
+
+        The kernels for tensor cores then find pieces that are empty. With several rows each they would look for
+        the pieces of a row where they are not: they count them by the length that they find.
+        """
+        return self.one_row_each and all(kind.uses_tensor_cores for kind in self._planned)
+
+    @property
     def bytes(self) -> int:
         """Device memory of the arrays and the wrappers, without their shared workspace."""
         return self._staging.device.nbytes + len(self._planned) * PLAN_BYTES
@@ -290,10 +301,15 @@ class FlashInferGraphCapture:
     """Capture of graphs with FlashInfer. wrappers: of the captured lane. lane: None: the whole device."""
 
     def __init__(
-        self, accelerator: Accelerator, wrappers: AttentionWrappers, lane: DeviceLane | None = None
+        self,
+        accelerator: Accelerator,
+        wrappers: AttentionWrappers,
+        kernels: DeviceKernels,
+        lane: DeviceLane | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._wrappers = wrappers
+        self._kernels = kernels
         self._recorder = accelerator.graph_recorder(lane)
         self._readbacks = ReadbackPool(accelerator)
         self._plans: list[FixedPlan] = []
@@ -310,6 +326,15 @@ class FlashInferGraphCapture:
     def update_plan(self, plan: FixedPlan, layout: RowLayout) -> None:
         """See GraphCapture. Waits until the device has copied the previous layout, not for its step."""
         plan.update(layout)
+
+    def match(self, step: StepMatch) -> None:
+        self._kernels.match(step)
+
+    def may_advance(self, plan: FixedPlan) -> bool:
+        return plan.serves_shorter
+
+    def advance(self, plan: FixedPlan, rows: FollowedRows, step: StepMatch | None) -> None:
+        self._kernels.advance(rows, step, plan.device, plan.block_size)
 
     def capture(self, work: Callable[[], None]) -> CapturedGraph:
         """See GraphCapture. Runs the work twice first, which loads kernels and finds the kinds of attention."""

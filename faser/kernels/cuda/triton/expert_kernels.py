@@ -6,15 +6,18 @@ could need, however they are spread over the experts; those that are left over e
 
 import triton.language as tl
 
-from faser.kernels.cuda.triton.common import activated, jit, jit_for_any
+from faser.kernels.cuda.triton.common import activated, jit, jit_for_any, normalised
 
 _ALIGNED = tl.constexpr(8)  # elements: weights begin at multiples of 16 bytes
 
 
 @jit
-def _route(logits, num_experts, scales, chosen, weights, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
-           TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number."""
+def _route(logits, num_experts, scales, slots, chosen, weights, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
+           PADDED: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number.
+
+    PADDED: slots has a number below 0 for a row of padding, which chooses -1.
+    """
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     free = expert < num_experts
@@ -33,11 +36,111 @@ def _route(logits, num_experts, scales, chosen, weights, RENORMALISE: tl.constex
         free = free & (expert != at)
     if RENORMALISE:
         total = tl.sum(weight)
-    tl.store(chosen + row * TOP + place, found, mask=place < TOP)
     weight = weight / total
     if SCALED:
         weight *= tl.load(scales + found, mask=place < TOP, other=0.0)
+    if PADDED:
+        found = tl.where(tl.load(slots + row) < 0, -1, found)
+    tl.store(chosen + row * TOP + place, found, mask=place < TOP)
     tl.store(weights + row * TOP + place, weight, mask=place < TOP)
+
+
+@jit_for_any("num_rows")
+def _route_few(hidden, stride, norm, router_norm, eps, router, router_bias, scales, slots, normed, logits, pairs,
+               counts, weights, read, arrived, num_rows, width, num_experts,
+               ROWS: tl.constexpr, SUM_ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+               BLOCK: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr,
+               RENORMALISE: tl.constexpr, SCALED: tl.constexpr, PADDED: tl.constexpr, BIASED: tl.constexpr,
+               SHARES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Norms of all rows, and some outputs of the router; the program that is last to end routes all rows.
+
+    SHARES: of the expert that every row passes the router's last output is the logit; it is the last expert, with
+    the last pair of each row. arrived: the first is 0 before and after; the others are those of _down.
+    logits: [R, columns], in between. TOP: pairs of a row without the shared one.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    columns = num_experts + SHARES
+    row = tl.arange(0, SUM_ROWS).to(tl.int64)
+    row_at = hidden + row[:, None] * stride
+    there = (row < num_rows)[:, None]
+    squares = tl.zeros((SUM_ROWS,), tl.float32)
+    for start in range(0, width, DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        rows = tl.load(row_at + depth[None, :], mask=there & (depth < width)[None, :], other=0.0).to(tl.float32)
+        squares += tl.sum(rows * rows, 1)
+    output = program * OUTPUTS + tl.arange(0, OUTPUTS)
+    weight_at = router + output.to(tl.int64)[:, None] * width
+    sums = _no_sums(SUM_ROWS, OUTPUTS, False)
+    for start in range(0, width, DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        inside = there & (depth < width)[None, :]
+        factors = tl.load(weight_at + depth[None, :], mask=(output < columns)[:, None] & (depth < width)[None, :],
+                          other=0.0)  # fmt: skip
+        rows = tl.load(row_at + depth[None, :], mask=inside, other=0.0)
+        by_router = tl.load(router_norm + depth, mask=depth < width, other=0.0)[None, :]
+        sums = _sums(factors, normalised(rows, squares[:, None], width, eps, by_router), sums, False, WIDE)
+        if start // DEPTH % programs == program:
+            by = tl.load(norm + depth, mask=depth < width, other=0.0)[None, :]
+            found = normalised(rows, squares[:, None], width, eps, by)
+            tl.store(normed + row[:, None] * width + depth[None, :], found, mask=inside)
+    if BIASED:
+        sums += tl.load(router_bias + output, mask=output < columns, other=0.0).to(tl.float32)[None, :]
+    tl.store(logits + row[:, None] * columns + output[None, :], sums, mask=there & (output < columns)[None, :])
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.store(arrived, 0)
+        _route_all(logits, scales, slots, pairs, counts, weights, read, num_rows, num_experts, ROWS, BLOCK, TOP,
+                   PLACES, RENORMALISE, SCALED, PADDED, SHARES)  # fmt: skip
+
+
+@jit
+def _route_all(logits, scales, slots, pairs, counts, weights, read, num_rows, num_experts, ROWS: tl.constexpr,
+               BLOCK: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, RENORMALISE: tl.constexpr,
+               SCALED: tl.constexpr, PADDED: tl.constexpr, SHARES: tl.constexpr):  # fmt: skip
+    """_route and _gather_pairs for the rows of one program. Reads past the L1 cache what other programs wrote."""
+    row, expert, place = tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, PLACES)
+    valid = row < num_rows
+    if PADDED:
+        valid &= tl.load(slots + row, mask=valid, other=-1) >= 0
+    among = (expert < num_experts)[None, :]
+    free = (row >= 0)[:, None] & among
+    at_row = logits + row[:, None] * (num_experts + SHARES)
+    logit = tl.load(at_row + expert[None, :], mask=valid[:, None] & among, other=0.0, cache_modifier=".cg")
+    most = tl.max(tl.where(free, logit, float("-inf")), 1)
+    total = tl.sum(tl.where(free, tl.exp(logit - most[:, None]), 0.0), 1)
+    number_of = tl.full((ROWS, BLOCK), -1, tl.int32)
+    weight = tl.zeros((ROWS, PLACES), tl.float32)
+    scale = tl.full((ROWS, PLACES), 1.0, tl.float32)
+    for number in tl.static_range(TOP):
+        best = tl.max(tl.where(free, logit, float("-inf")), 1)
+        at = tl.min(tl.where(free & (logit == best[:, None]), expert[None, :], BLOCK), 1)
+        at = tl.where(at < BLOCK, at, tl.min(tl.where(free, expert[None, :], BLOCK), 1))
+        chosen = expert[None, :] == at[:, None]
+        number_of = tl.where(chosen, number, number_of)
+        weight = tl.where(place[None, :] == number, tl.exp(best - most)[:, None], weight)
+        if SCALED:
+            scale = tl.where(place[None, :] == number, tl.load(scales + at)[:, None], scale)
+        free = free & (expert[None, :] != at[:, None])
+    if RENORMALISE:
+        total = tl.sum(weight, 1)
+    weight = weight / total[:, None] * scale
+    pairs_each = TOP + SHARES
+    taken = (number_of >= 0) & valid[:, None]
+    before = tl.cumsum(taken.to(tl.int32), 0) - taken.to(tl.int32)
+    pair = row[:, None] * pairs_each + number_of
+    tl.store(pairs + expert[None, :] * num_rows + before, pair, mask=taken)
+    count = tl.sum(taken.to(tl.int32), 0)
+    tl.store(counts + expert, count, mask=expert < num_experts)
+    tl.atomic_add(read, tl.sum((count > 0).to(tl.int64)))
+    tl.store(
+        weights + row[:, None] * pairs_each + place[None, :], weight, mask=valid[:, None] & (place < TOP)[None, :]
+    )
+    if SHARES:
+        own = tl.load(logits + row * (num_experts + 1) + num_experts, mask=valid, other=0.0, cache_modifier=".cg")
+        tl.store(weights + row * pairs_each + TOP, 1.0 / (1.0 + tl.exp(-own)), mask=valid)
+        before = tl.cumsum(valid.to(tl.int32), 0) - valid.to(tl.int32)
+        tl.store(pairs + num_experts * num_rows + before, row * pairs_each + TOP, mask=valid)
+        tl.store(counts + num_experts, tl.sum(valid.to(tl.int32)))
 
 
 @jit_for_any("num_pairs", "num_rows")
@@ -136,8 +239,14 @@ def _gate_up(x, stride, first_weight, offsets, biases, pairs, counts, num_rows, 
 
 @jit_for_any("num_rows", "num_experts")
 def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_experts, given, width, size,
+          factors, slots, hidden, stride, arrived, ADD_ROWS: tl.constexpr, PADDED: tl.constexpr, TOP: tl.constexpr,
           BIASED: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
           DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """ADD_ROWS: the last program to end of all experts for a piece of the outputs does the work of _add there.
+
+    There are at most as many rows, and an expert's pairs have one program a piece. 0: nothing is added. arrived:
+    from the second on, one for each piece, 0 before and after.
+    """
     pieces = tl.cdiv(width, OUTPUTS)
     expert, first, count, piece = _work_of(tl.program_id(0), counts, num_experts, pieces, EXPERTS, ROWS)
     if expert < num_experts:
@@ -160,15 +269,44 @@ def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_exp
             sums += bias.to(tl.float32)[None, :]
         at = given + pair[:, None] * width + output[None, :]
         tl.store(at, sums, mask=there[:, None] & (output < width)[None, :])
+        if ADD_ROWS:
+            tl.debug_barrier()
+            each = tl.arange(0, EXPERTS)
+            blocks = tl.sum((tl.load(counts + each, mask=each < num_experts, other=0) > 0).to(tl.int32))
+            if tl.atomic_add(arrived + 1 + piece, 1, sem="acq_rel", scope="gpu") == blocks - 1:
+                tl.store(arrived + 1 + piece, 0)
+                _add_few(given, factors, slots, hidden, stride, num_rows, width, output, ADD_ROWS, PADDED, TOP)
 
 
 @jit
-def _add(given, weights, shared, shared_logits, hidden, stride, width,
-         TOP: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Some columns of one row, rounded once."""
+def _add_few(given, factors, slots, hidden, stride, num_rows, width, output, ROWS: tl.constexpr,
+             PADDED: tl.constexpr, TOP: tl.constexpr):  # fmt: skip
+    """_add for some columns of all rows. Reads past the L1 cache what other programs wrote."""
+    row = tl.arange(0, ROWS).to(tl.int64)
+    valid = row < num_rows
+    if PADDED:
+        valid &= tl.load(slots + row, mask=valid, other=-1) >= 0
+    inside = valid[:, None] & (output < width)[None, :]
+    total = tl.zeros(inside.shape, tl.float32)
+    for number in tl.static_range(TOP):
+        pair = row * TOP + number
+        factor = tl.load(factors + pair, mask=valid, other=0.0)
+        result_at = given + pair[:, None] * width + output[None, :]
+        total += factor[:, None] * tl.load(result_at, mask=inside, other=0.0, cache_modifier=".cg")
+    at = hidden + row[:, None] * stride + output[None, :]
+    stream = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, (stream.to(tl.float32) + total).to(stream.dtype), mask=inside)
+
+
+@jit
+def _add(given, weights, shared, shared_logits, slots, hidden, stride, width,
+         TOP: tl.constexpr, SHARES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Some columns of one row, rounded once; of padding none."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
+    if PADDED:
+        inside &= tl.load(slots + row) >= 0
     total = tl.zeros((BLOCK,), tl.float32)
     for number in tl.static_range(TOP):
         pair = row * TOP + number

@@ -14,7 +14,7 @@ first token before taken for the mask; its projection left out; a cap before the
 that are not normalised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import block_method, read_block_spec
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, SequenceStart, StepRows
+from faser.engine.execution.drafting.block_graphs import BlockGraphs
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import HeadDrafter
@@ -36,6 +37,7 @@ from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     SampleAndMatchDraftSampler,
 )
+from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.parameters import SamplingState
@@ -125,14 +127,15 @@ class Driven:
         max_rows: int = MAX_ROWS,
         rows: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        make_graphs: Callable[[BlockRunner, HiddenStates, Decoder, KvShape], BlockGraphs] | None = None,
         **config: Any,
     ) -> None:
         path, weights = target
         own = write_block(folder, shape, layout, target=weights, **config)
         folder = block_path(folder, layout)
         decoder = load_decoder(
-            path, backend, dtype, max_model_len=MAX_PLACES, max_rows=64, state_layers=STATE_LAYERS,
-            progress=lambda *_: None,
+            path, backend, dtype, max_model_len=MAX_PLACES, max_rows=64, max_logit_rows=64,
+            state_layers=STATE_LAYERS, progress=lambda *_: None,
         )  # fmt: skip
         method = block_method(folder)
         assert method is not None
@@ -151,11 +154,19 @@ class Driven:
             dtype=dtype,
             device=torch.device("cpu"),
         )
+        chosen = sampler or GreedyDraftSampler()
+        graphs = None if make_graphs is None else make_graphs(self.runner, self.ring, decoder, kv)
         self.table = BlockTable(NUM_SLOTS, -(-MAX_PLACES // BLOCK_SIZE))
         self.cache = HeadCache(self.table, num_blocks=kv.num_blocks, block_size=BLOCK_SIZE)
         self.free = [*range(kv.num_blocks)]
         self.loop = BlockLoop(
-            self.runner, self.cache.table, self.ring, sampler or GreedyDraftSampler(), max_rows=max_rows
+            self.runner,
+            self.cache.table,
+            self.ring,
+            chosen,
+            max_rows=max_rows,
+            predicts=None if make_graphs is None else chosen,  # type: ignore[arg-type]
+            graphs=graphs,
         )
         self.drafter = HeadDrafter(self.loop, self.ring, self.cache, method, trained=MAX_PLACES)
         self.lines: dict[int, Line] = {}

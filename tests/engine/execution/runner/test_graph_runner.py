@@ -354,7 +354,7 @@ def test_a_token_is_fed_back_on_the_device(
     after = rows_of(table, slots[:2], [4] * 2, [1] * 2, seed=2)
     runner.forward(first)
     pending = runner.sample(first.last_rows, asked(count, seed=5))
-    feedback = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
+    feedback = TokenFeedback(tokens=pending.tokens, rows=np.arange(2), sources=np.array([2, 0]))
     fed_back = RowBatch(
         token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feedback=feedback
     )

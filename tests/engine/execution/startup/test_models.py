@@ -7,15 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.execution.startup.files import draft_model_files, target_files
-from faser.engine.execution.startup.models import LoadedModel, load_model
+from faser.engine.execution.overlap.lanes import DeviceLanes
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.startup.files import draft_model_files, find_models, target_files
+from faser.engine.execution.startup.memory import kv_shapes
+from faser.engine.execution.startup.models import (
+    EngineHead,
+    LoadedHead,
+    LoadedModel,
+    expected_graph_bytes,
+    load_model,
+    load_models,
+    start_models,
+)
 from faser.errors import ConfigError
 from faser.kernels.torch_backend import TorchBackend
-from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
+from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block
+from tests.engine.execution.drafting.seeded_heads import head_layers, head_spec, write_seeded
+from tests.engine.execution.runner.test_graph_runner import write_heads_of_64
+from tests.kernels.cuda.fake_graph import fake_backend
 
 
 def checkpoint(directory: Path, **changes: object) -> Path:
@@ -124,3 +140,48 @@ def test_a_draft_model_drafts_as_far_as_its_context_goes(
     limit = {} if asked is None else {"max_model_len": asked}
     _, draft, _ = load_both(tiny_checkpoint, short, config(**limit))
     assert draft.files.max_positions == expected
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
+def test_what_drafts_on_a_gpu_has_graphs_within_the_memory_that_is_left_for_them(
+    tmp_path: Path, method: str
+) -> None:
+    path, drafting = write_heads_of_64(tmp_path / "target"), tmp_path / "drafting"
+    layers: dict[str, Any] = {"hidden_size": 128, "num_heads": 2, "num_kv_heads": 1, "head_dim": 64}
+    if method == "eagle3":
+        write_seeded(drafting, head_spec(head_layers(**layers), target_hidden_size=128), dtype=torch.bfloat16)
+    else:
+        shape = BlockShape(vocab_size=VOCAB_SIZE, state_layers=(1, 2), **layers)
+        of_target = load_file(path / "model.safetensors")
+        write_block(drafting, shape, "dspark", target=of_target)
+    options = EngineConfig(
+        device="cuda:0",
+        backend="flashinfer",
+        dtype="bfloat16",
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        kv_cache_memory=1 << 20,
+        speculative_config={"method": method, "model": str(drafting), "num_speculative_tokens": 3},
+    )
+    stages: dict[str, tuple[int, int]] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        stages[stage] = (done, total)
+
+    options, files = find_models(options, path, report)
+    backend = fake_backend()
+    target, (head,) = load_models(options, files, backend, report)
+    assert isinstance(head, LoadedHead)
+    shapes = kv_shapes(options, files, 64)
+    start_models(options, target, [], shapes[:1], report, on=DeviceLanes())
+    of_target_bytes = backend.graph_capture.graph_bytes
+    _, (started,) = start_models(options, target, [head], shapes, report, on=DeviceLanes())
+    assert isinstance(started, EngineHead)
+    assert isinstance(started.runner, GraphRunner) or started.parts.blocks is not None
+    done, total = stages["capturing CUDA graphs of the head"]
+    assert done == total > 0
+    own_bytes = backend.graph_capture.graph_bytes - 2 * of_target_bytes
+    assert 0 < own_bytes <= expected_graph_bytes(options, head)
+    eager = replace(options, enforce_eager=True)
+    assert expected_graph_bytes(eager, head) == 0

@@ -92,12 +92,17 @@ class Planned:
     tile: int
 
     def check_lengths(self, lengths: Tensor, static: Static) -> None:
-        """The kernel counts the pieces of a sequence by itself; it must count those that were planned."""
+        """The kernel counts the pieces of a sequence by itself; it must count those that were planned.
+
+        Or fewer, where each sequence has one row: more rows would be laid out by the number that it counts.
+        """
         if self.chunk_tokens is None:
             return
         most = static.window_left + self.tile if static.window_left >= 0 else max(lengths.tolist())
         counted = [math.ceil(min(each, most) / self.chunk_tokens) for each in lengths.tolist()]
-        assert counted == self.pieces, "the plan is of another layout than the lengths"
+        one_row_each = self.rows == [*range(len(self.rows))]
+        expected = [min(pair) for pair in zip(counted, self.pieces, strict=True)] if one_row_each else self.pieces
+        assert counted == expected, "the plan is of another layout than the lengths"
 
 
 class FakePlanner:
@@ -406,9 +411,10 @@ def _sequences(
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """(first row, end row, keys, values) of every sequence; keys and values: [length, Hkv, D]."""
     for index, last in enumerate(last_page_len):
-        assert 1 <= last <= static.page_size, last
         own = pages[page_starts[index] : page_starts[index + 1]].long()
-        length = (len(own) - 1) * static.page_size + last
+        length = (len(own) - 1) * static.page_size + last  # a sequence may end before its last page
+        assert length >= 1, length
+        assert last <= static.page_size, last
         keys, values = (part[own].flatten(0, 1)[:length] for part in cache)
         yield rows[index], rows[index + 1], keys, values
 

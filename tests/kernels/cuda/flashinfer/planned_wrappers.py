@@ -26,6 +26,7 @@ from faser.kernels.cuda.flashinfer.paged_layout import paged_layout
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, PAGE_SIZE, stand_in
 from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
 
@@ -66,7 +67,9 @@ def planned(modules: Path, num_processors: list[int]) -> list[list[list[int]]]:
 def captured(accelerator: FakeAccelerator, wrappers: AttentionWrappers, shape: AttentionShape) -> list[int]:
     """Of a step where each sequence has a row."""
     size = GraphBatchSize(rows=NUM_CAPTURED, sequences=NUM_CAPTURED, one_row_each=True)
-    plan = FlashInferGraphCapture(accelerator, wrappers).plan(size, PAGE_SIZE, NUM_CAPTURED * BLOCKS_EACH)
+    plan = FlashInferGraphCapture(accelerator, wrappers, fake_kernels(accelerator)).plan(
+        size, PAGE_SIZE, NUM_CAPTURED * BLOCKS_EACH
+    )
     wrapper: Any = plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=True))
     blocks = [SHORT_BLOCKS if s else BLOCKS_EACH for s in range(NUM_CAPTURED)]
     spans = [Span(sequence=s, start=PAGE_SIZE * count - 1, rows=1) for s, count in enumerate(blocks)]

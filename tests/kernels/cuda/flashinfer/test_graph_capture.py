@@ -12,6 +12,7 @@ from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture, 
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
 
@@ -27,7 +28,7 @@ class Captured:
         self.library = FakeFlashInfer(accelerator)
         one_row_each = rows == SEQUENCES
         wrappers = AttentionWrappers(accelerator, self.library, AttentionWorkspace(accelerator), processors)
-        self.capture = FlashInferGraphCapture(accelerator, wrappers)
+        self.capture = FlashInferGraphCapture(accelerator, wrappers, fake_kernels(accelerator))
         size = GraphBatchSize(rows=rows, sequences=SEQUENCES, one_row_each=one_row_each)
         self.plan = self.capture.plan(size, PAGE_SIZE, SEQUENCES * MAX_BLOCKS)
         self.plan.attention(AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, one_row_each))

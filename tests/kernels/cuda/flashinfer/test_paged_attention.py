@@ -12,6 +12,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, Attenti
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
 
@@ -38,7 +39,7 @@ def test_a_captured_steps_longest_sequences_are_cut_however_many_sequences_there
     for sequences in (1, at_once // 2, at_once, 2 * at_once):
         library, (wrappers,) = wrappers_for(num_processors)
         table = shuffled_table(sequences, 40)
-        plan = FlashInferGraphCapture(library.accelerator, wrappers).plan(
+        plan = FlashInferGraphCapture(library.accelerator, wrappers, fake_kernels(library.accelerator)).plan(
             GraphBatchSize(rows=sequences, sequences=sequences, one_row_each=True), 16, 40 * sequences
         )
         plan.attention(kind_of(attention_shape(group, 8, 64)))

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp
 
 from faser.api.middleware.keys import ApiKeys
 from faser.cli.application import make_metrics, started, while_alive
-from faser.cli.batch_lines import BatchLine, ResultsFile, Totals, answer_line, read_lines
+from faser.cli.batch.lines import BatchLine, ResultsFile, Totals, answer_line, read_lines
+from faser.cli.batch.on_ray import Cluster, answer_on_ray
 from faser.cli.console import TERMINATED, ProgressReporter, runs_bar
 from faser.cli.preparation import read_chat_template
-from faser.cli.ray_batch import Cluster, answer_on_ray
 from faser.config.declaration import MODEL, OUTPUT, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig

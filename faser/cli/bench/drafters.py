@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faser.cli.bench_comparison import OFF, Arm, Policy
+from faser.cli.bench.comparison import OFF, Arm, Policy
 from faser.cli.console import ProgressReporter
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from faser.cli.estimates import difference, ratio, t_975
+from faser.cli.bench.estimates import difference, ratio, t_975
 
 
 def _share_below(limit: float, freedom: int) -> float:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faser.cli.bench_prompts import BenchPrompt
-from faser.cli.estimates import Estimate, ratio
+from faser.cli.bench.estimates import Estimate, ratio
+from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import EngineError
 from faser.types import FinishReason, Request, SamplingParams, SpeculationStats
 

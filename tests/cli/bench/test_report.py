@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from faser.cli.bench_comparison import Answer, Load, Measured, Run
-from faser.cli.bench_prompts import BenchPrompt
-from faser.cli.bench_report import WIDTH, about_machine, bar, by_category, tables, write_json, write_picture
-from faser.cli.estimates import Estimate
+from faser.cli.bench.comparison import Answer, Load, Measured, Run
+from faser.cli.bench.estimates import Estimate
+from faser.cli.bench.prompts import BenchPrompt
+from faser.cli.bench.report import WIDTH, about_machine, bar, by_category, tables, write_json, write_picture
 
 PROMPTS = [BenchPrompt(category="code", token_ids=(1, 2, 3)), BenchPrompt(category="chat", token_ids=(4, 5))]
 ONE, FOUR = Load(temperature=0.0, concurrency=1), Load(temperature=0.0, concurrency=4)

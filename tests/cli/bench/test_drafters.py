@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from faser.cli.bench_comparison import Policy
-from faser.cli.bench_drafters import (
+from faser.cli.bench.comparison import Policy
+from faser.cli.bench.drafters import (
     GivenAcceptance,
     Wanted,
     built_arms,

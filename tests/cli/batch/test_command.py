@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from faser.api.app import create_app
-from faser.cli.batch import run_lines
-from faser.cli.batch_lines import BatchLine, ResultsFile, Totals, read_lines
+from faser.cli.batch.command import run_lines
+from faser.cli.batch.lines import BatchLine, ResultsFile, Totals, read_lines
 from faser.cli.main import main
 from faser.errors import ConfigError, OverloadError
 from faser.metrics.server import Metrics

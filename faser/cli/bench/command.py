@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from faser import __version__
-from faser.cli.bench_comparison import Comparison, Load, Measured
-from faser.cli.bench_drafters import GivenAcceptance, built_arms, policies_of, wanted_drafters
-from faser.cli.bench_prompts import BenchPrompt, fitting_prompts, read_prompts, read_questions
-from faser.cli.bench_report import about_machine, console, tables, write_json, write_picture
+from faser.cli.bench.comparison import Comparison, Load, Measured
+from faser.cli.bench.drafters import GivenAcceptance, built_arms, policies_of, wanted_drafters
+from faser.cli.bench.prompts import BenchPrompt, fitting_prompts, read_prompts, read_questions
+from faser.cli.bench.report import about_machine, console, tables, write_json, write_picture
 from faser.cli.console import runs_bar
 from faser.config.declaration import did_you_mean
 from faser.config.sources import CommandParser, UsageError, number, whole_number

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from faser import __version__
-from faser.cli.bench_comparison import OFF, Measured, Run
-from faser.cli.bench_prompts import BenchPrompt
-from faser.cli.estimates import Estimate
+from faser.cli.bench.comparison import OFF, Measured, Run
+from faser.cli.bench.estimates import Estimate
+from faser.cli.bench.prompts import BenchPrompt
 
 WIDTH = 140  # of the picture, and of a table that is not shown on a terminal
 _BAR = 30

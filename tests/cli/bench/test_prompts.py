@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.bench_prompts import QUESTIONS, Question, read_prompts, read_questions
+from faser.cli.bench.prompts import QUESTIONS, Question, read_prompts, read_questions
 from faser.errors import ConfigError
 from tests.fake_engine import byte_tokenizer
 

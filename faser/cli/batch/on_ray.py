@@ -21,7 +21,7 @@ import msgspec
 
 from faser.api.middleware.keys import ApiKeys
 from faser.cli.application import Application, make_metrics, started, while_alive
-from faser.cli.batch_lines import BatchLine, ResultsFile, Totals, answer_line
+from faser.cli.batch.lines import BatchLine, ResultsFile, Totals, answer_line
 from faser.cli.preparation import read_chat_template
 from faser.config.sources import SETTINGS, parse, server_settings
 from faser.errors import ConfigError, EngineError

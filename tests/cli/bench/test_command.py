@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.bench import given_acceptance, own_parser
-from faser.cli.bench_drafters import GivenAcceptance
+from faser.cli.bench.command import given_acceptance, own_parser
+from faser.cli.bench.drafters import GivenAcceptance
 from faser.cli.main import main
 
 

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from faser.cli.bench_comparison import Arm, Comparison, Load, Measured, Policy
-from faser.cli.bench_prompts import BenchPrompt
+from faser.cli.bench.comparison import Arm, Comparison, Load, Measured, Policy
+from faser.cli.bench.prompts import BenchPrompt
 from faser.engine.engine import Engine
 from faser.errors import EngineError
 from tests.cli.stepped_engine import ROW_S, STEP_S, SteppedEngine

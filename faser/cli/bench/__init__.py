@@ -1,0 +1,1 @@
+"""`faser bench`: measures speculation on this machine, in turns. Start with command.py."""
