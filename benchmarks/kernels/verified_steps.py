@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.runner import about, command_line, timed_turns, write_json
 from faser.config.environment import cache_dir
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -72,7 +72,7 @@ def main() -> None:
         heads=decoder.spec.kv_heads, num_blocks=count * blocks, block_size=_BLOCK_SIZE, dtype=torch.bfloat16
     )
     states = StateShape(
-        layers=tuple(None if each is None else delta_shape(each) for each in decoder.spec.delta_nets),
+        layers=mixer_shapes(decoder.spec),
         num_slots=count,
         most_drafts=max(args.rows) - 1,
         dtype=torch.bfloat16,

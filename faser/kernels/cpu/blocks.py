@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from faser.kernels.cpu.delta_net import StepStructs, delta_net_struct
+from faser.kernels.cpu.delta_net import StepStructs, delta_net_struct, short_conv_struct
 from faser.kernels.cpu.library import (
     ACTIVATIONS,
     BFLOAT16,
@@ -37,8 +37,9 @@ from faser.kernels.interface.blocks import (
     MixedFeedForward,
     NormedLinear,
 )
-from faser.kernels.interface.delta_net import DeltaShape, StateStep
+from faser.kernels.interface.delta_net import DeltaShape, MixerShape, StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.kernels.interface.short_conv import ConvShape
 
 _Structs = ctypes.Structure | ctypes.Array[LayerStruct]
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, as the kernels number them
@@ -149,9 +150,8 @@ class NativeBlocks:
 
     def _states_of(self, step: StateStep, buffers: LayerBuffers) -> int:
         """Address of the FaserStatesOfStep."""
-        assert buffers.rates is not None, "a model with delta nets has room for rates"
         self._states = StatesOfStepStruct(
-            step.states.address, self._state_steps.address(step), buffers.rates.data_ptr()
+            step.states.address, self._state_steps.address(step), _address(buffers.rates)
         )
         return ctypes.addressof(self._states)
 
@@ -243,6 +243,10 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     addresses = map(_address, (layer.angles, layer.query_angles, *norms))
     states, shape = layer.states, layer.shape
     net = None if layer.delta_net is None else delta_net_struct(_delta_shape(shape), layer.delta_net)
+    conv = None
+    if layer.short_conv is not None:
+        assert isinstance(shape, ConvShape), shape
+        conv = ctypes.addressof(short_conv_struct(shape, layer.short_conv))
     width = layer.feed_forward.attention_out.columns
     given = NormedLinearStruct(AnyLinearStruct(None, None, shape.columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
@@ -257,10 +261,11 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
         isinstance(shape, AttentionShape) and shape.gated,
         NormedLinearStruct() if layer.rates is None else normed_linear(layer.rates),
         None if net is None else ctypes.addressof(net),
+        conv,
     )
 
 
-def _delta_shape(shape: AttentionShape | DeltaShape) -> DeltaShape:
+def _delta_shape(shape: AttentionShape | MixerShape) -> DeltaShape:
     assert isinstance(shape, DeltaShape), shape
     return shape
 
@@ -285,6 +290,8 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         ACTIVATIONS[block.activation],
         _address(block.scales),
         None if shared is None else ctypes.addressof(shared),
+        block.sigmoid,
+        _address(block.choice_bias),
     )
     struct.kept = (gate_up, down, shared)
     _EXPERTS[block] = struct

@@ -65,7 +65,7 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """FaserExperts. gate_up, down, scales, shared: addresses of arrays."""
+    """FaserExperts. gate_up, down, scales, shared, choice_bias: addresses of arrays."""
 
     _fields_ = (
         ("router", AnyLinearStruct),
@@ -77,6 +77,8 @@ class ExpertsStruct(ctypes.Structure):
         ("activation", c_int32),
         ("scales", c_void_p),
         ("shared", c_void_p),
+        ("sigmoid", c_int32),
+        ("choice_bias", c_void_p),
     )
 
 
@@ -139,6 +141,12 @@ class DeltaNetStruct(ctypes.Structure):
     )
 
 
+class ShortConvStruct(ctypes.Structure):
+    """FaserShortConv. conv: address."""
+
+    _fields_ = (("channels", c_int64), ("kernel", c_int64), ("conv", c_void_p))
+
+
 class StatesStruct(ctypes.Structure):
     """FaserStates, of one layer. Addresses, then how many rows and inputs a sequence keeps."""
 
@@ -164,7 +172,7 @@ class StatesOfStepStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. Angles, norms, states, delta_net: addresses."""
+    """FaserLayer. Angles, norms, states, delta_net, short_conv: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
@@ -180,6 +188,7 @@ class LayerStruct(ctypes.Structure):
         ("gated", c_int32),
         ("rates", NormedLinearStruct),
         ("delta_net", c_void_p),
+        ("short_conv", c_void_p),
     )
 
 
@@ -366,6 +375,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
     "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
+    "faser_short_conv": ((_P, _P, _P, _P, _P, _P, _I), None),
     "faser_head_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_block_draft": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),

@@ -15,6 +15,7 @@ from faser.engine.checkpoints.families import (
     glm4,
     gpt_oss,
     granite,
+    lfm2,
     llama,
     mistral,
     mixtures,
@@ -275,6 +276,26 @@ FAMILIES = (
         gguf=("gpt-oss",),
         note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits. An H200 has run the shape of "
         "the 20b, with made-up weights.",
+    ),
+    Family(
+        name="LFM2, LFM2.5",
+        model_type="lfm2",
+        architecture="Lfm2ForCausalLM",
+        to_spec=lfm2.spec,
+        tool_parsers=("lfm2",),
+        examples=("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2.5-1.2B-Instruct"),
+        gguf=("lfm2",),
+        note="Short convolutions, which CPUs compute.",
+    ),
+    Family(
+        name="LFM2-MoE",
+        model_type="lfm2_moe",
+        architecture="Lfm2MoeForCausalLM",
+        to_spec=lfm2.moe_spec,
+        tool_parsers=("lfm2",),
+        examples=("LiquidAI/LFM2-8B-A1B",),
+        gguf=("lfm2moe",),
+        note="A mixture of experts with short convolutions, which CPUs compute.",
     ),
 )
 

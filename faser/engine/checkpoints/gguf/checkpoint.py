@@ -18,7 +18,7 @@ from faser.engine.checkpoints.families.architecture import MOST_EXPERTS
 from faser.engine.checkpoints.gguf.families import (
     A_LOG,
     BARE,
-    CONVOLUTION,
+    CONVOLUTIONS,
     DELTA_NORM,
     DRAFT_IDS,
     EXPERT,
@@ -45,7 +45,7 @@ _OUTER_NAMES = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _HALVES = ("gate_proj", "up_proj")
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+?(?:\.scale)?)(?:\.(weight|bias))?")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?")
 _MTP_TENSOR = re.compile(r"blk\.\d+\.(nextn\.\w+)\.weight")
 _OF_ROPE = (LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
@@ -109,7 +109,7 @@ class GgufSource:
         place = self._stored[name]
         shape = self._file.shape(place.tensor)
         shape = shape if place.part is None else shape[1:]
-        if name.endswith(f"{CONVOLUTION}.weight"):
+        if name.endswith(CONVOLUTIONS):
             return (shape[0], 1, *shape[1:])
         if name.endswith(VECTORS):
             return (1, math.prod(shape))
@@ -121,7 +121,7 @@ class GgufSource:
         values = self._in_order(name, place.rows(self._file.array(place.tensor, place.part)))
         if name.endswith(A_LOG):
             return np.log(-values)
-        if name.endswith(f"{CONVOLUTION}.weight"):
+        if name.endswith(CONVOLUTIONS):
             return values[:, None]
         if name.endswith(VECTORS):
             return values.reshape(1, -1)

@@ -89,10 +89,10 @@ _GLM4 = {name: hub for name, hub in _LAYER.items() if name not in ("ffn_gate", "
 # Names of the hub's without an ending.
 A_LOG = "linear_attn.A_log"
 DELTA_NORM = "linear_attn.norm"  # the one norm that is stored as it is
-CONVOLUTION = "linear_attn.conv1d"
+CONVOLUTIONS = ("linear_attn.conv1d.weight", "conv.conv.weight")  # [N, 1, kernel] on the hub, [N, kernel] here
 BARE = (
     *(SINKS, A_LOG, "linear_attn.dt_bias", "layer_scalar", "router.scale", "router.per_expert_scale"),
-    *("attention_conv.base_kernel", "mlp_conv.base_kernel"),
+    *("attention_conv.base_kernel", "mlp_conv.base_kernel", "feed_forward.expert_bias"),
 )
 SHARED_GATE = "mlp.shared_expert_gate"
 CONFIDENCE = "confidence_head.proj.weight"
@@ -104,7 +104,7 @@ _QWEN35 = {name: hub for name, hub in _LAYER.items() if name != "ffn_norm"} | {
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": CONVOLUTION,
+    "ssm_conv1d": "linear_attn.conv1d",
     "ssm_a": A_LOG,
     "ssm_dt": "linear_attn.dt_bias",
     "ssm_norm": DELTA_NORM,
@@ -117,6 +117,28 @@ _QWEN35_MOE = (_QWEN3_MOE | _QWEN35) | {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _QWEN3_NEXT = _QWEN35_MOE | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "ffn_gate_exps": f"feed_forward.experts.{EXPERT}.w1",
+    "ffn_up_exps": f"feed_forward.experts.{EXPERT}.w3",
+    "ffn_down_exps": f"feed_forward.experts.{EXPERT}.w2",
+}
+_LFM2_OUTER = dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")
 # Of the layer that drafts, besides those of a layer with attention.
 MTP_TENSORS = {
     "nextn.eh_proj": "fc",
@@ -419,6 +441,37 @@ def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
     return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
 
 
+def _lfm2_fields(file: GgufFile, config: Config, name: str = "lfm2") -> Config:
+    """A layer without key-value heads has a short convolution."""
+    kv_heads = file.require_list(f"{name}.attention.head_count_kv", int)
+    if len(kv_heads) != config["num_hidden_layers"]:
+        raise ModelError(
+            f"{file.path}: {name}.attention.head_count_kv is {kv_heads}; it must have one of each layer"
+        )
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+        "num_key_value_heads": max(kv_heads),
+        "conv_L_cache": file.size(f"{name}.shortconv.l_cache"),
+        "intermediate_size": file.size(f"{name}.feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
+def _lfm2_moe_fields(file: GgufFile, config: Config) -> Config:
+    """llama.cpp always renormalises the weights of these experts."""
+    name = "lfm2moe"
+    num_dense = file.get(f"{name}.leading_dense_block_count", int, 0)
+    return _lfm2_fields(file, config, name) | {
+        "num_dense_layers": num_dense,
+        "num_experts": file.size(f"{name}.expert_count"),
+        "num_experts_per_tok": file.size(f"{name}.expert_used_count"),
+        "moe_intermediate_size": file.size(f"{name}.expert_feed_forward_length"),
+        "use_expert_bias": file.has_tensor(f"blk.{num_dense}.exp_probs_b.bias"),
+        "norm_topk_prob": True,
+    }
+
+
 def _dflash_fields(file: GgufFile, config: Config) -> Config:
     """DFlash; with a selector DFlash 2, with a Markov head DSpark.
 
@@ -591,6 +644,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         windows=True,
         experts=True,
         own_fields=_gpt_oss_fields,
+    ),
+    "lfm2": Architecture(
+        class_name="Lfm2ForCausalLM",
+        model_type="lfm2",
+        tensors=_LFM2,
+        outer=_LFM2_OUTER,
+        sizes_by_layer=True,
+        own_fields=_lfm2_fields,
+    ),
+    "lfm2moe": Architecture(
+        class_name="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        tensors=_LFM2,
+        outer=_LFM2_OUTER,
+        experts=True,
+        sizes_by_layer=True,
+        own_fields=_lfm2_moe_fields,
     ),
 }
 

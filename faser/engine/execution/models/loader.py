@@ -91,6 +91,10 @@ def load_decoder(
         raise ConfigError(
             f"{directory} has gated delta nets; the {backend.name} backend computes none; --device cpu does"
         )
+    if spec.has_short_convs and not backend.has_short_convs:
+        raise ConfigError(
+            f"{directory} has short convolutions; the {backend.name} backend computes none; --device cpu does"
+        )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = checkpoint_form(directory, backend, dtype, quantization=quantization, source=source)

@@ -121,7 +121,9 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
             normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
                           &layer.feed_forward.attention_out);
         }
-        if (layer.delta_net) {
+        if (layer.short_conv) {
+            faser_short_conv(pool, layer.short_conv, &states->layers[number], states->step, qkv, mixed, rows->dtype);
+        } else if (layer.delta_net) {
             mix_by_state(pool, layer, *rows, &states->layers[number], *states, hidden, qkv, mixed);
         } else {
             append(pool, layer, *rows, &caches[number], plan, qkv);

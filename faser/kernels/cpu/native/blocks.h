@@ -25,6 +25,8 @@ struct FaserExperts {
     int32_t activation;   // FaserActivation
     const float* scales;  // [E], what the weight of each is multiplied by in the end; or null
     const FaserAnyLinear* shared;
+    int32_t sigmoid;           // weights are sigmoids of the logits, in place of a softmax
+    const float* choice_bias;  // [E], added to sigmoids for the choice alone; or null
 };
 
 struct FaserFeedForward {
@@ -53,9 +55,11 @@ struct FaserLayer {
     int32_t gated;                   // attention is multiplied by gates, the last columns of qkv
     FaserNormedLinear rates;         // of the delta net
     const FaserDeltaNet* delta_net;  // in place of attention; or null
+    const FaserShortConv* short_conv;  // likewise
 };
 
-// Where delta nets go on. layers: of each layer. rates: room for those of the step's rows.
+// Where delta nets and short convolutions go on. layers: of each layer. rates: room for those of the step's rows, or
+// null where no layer has any.
 struct FaserStatesOfStep {
     const FaserStates* layers;
     const FaserStateStep* step;
@@ -74,7 +78,7 @@ struct FaserBlockRows {
 // Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of
 // each layer, from number 0 on. following: the product after them, which is not computed here, or null. qkv, mixed:
 // room for the rows. captures: layers that have room for their inputs copy them there. states: null where no layer has
-// a delta net.
+// a state.
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
                   const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* caches,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,

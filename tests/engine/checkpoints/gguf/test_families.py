@@ -55,6 +55,8 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("granite-moe", "granitemoe", {}),
     ("granite-moe-biases", "granitemoe", {}),
     ("gpt-oss", "gpt-oss", {}),
+    ("lfm2", "lfm2", {}),
+    ("lfm2-moe", "lfm2moe", {"routed_scaling_factor": 1.0, "tie_word_embeddings": True}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),
 ]

@@ -1,0 +1,117 @@
+"""LFM2 and LFM2.5: most layers have a gated short convolution in place of attention; 8B-A1B mixes experts.
+
+Attention normalises each query and key head. The experts of a row have the largest σ(logit) + bias; their weights
+are the σ alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ShortConvSpec,
+    TensorNames,
+)
+from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
+from faser.errors import ModelError
+
+_CONVOLUTION, _FULL = "conv", "full_attention"
+_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+}
+_NAMES = TensorNames(
+    norm_before_attention="operator_norm",
+    norm_before_feed_forward="ffn_norm",
+    final_norm="model.embedding_norm.weight",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    attention_out="self_attn.out_proj",
+    convolution="conv.",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    router="feed_forward.gate",
+    choice_bias="feed_forward.expert_bias",
+    expert="feed_forward.experts.{}.",
+    expert_parts=("w1", "w3", "w2"),
+)
+
+
+def spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """A dense model. The network is smaller than intermediate_size says where block_auto_adjust_ff_dim is true."""
+    fields = _fields(config)
+    return _decoder(config, fields, [DenseSpec(size=_inner_size(fields))] * fields.num_layers())
+
+
+def moe_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """A mixture in every layer but the first num_dense_layers."""
+    fields = _fields(config)
+    plain = DenseSpec(size=fields.positive_int("intermediate_size", 7168))
+    mixture = ExpertsSpec(
+        num_experts=fields.positive_int("num_experts", 32),
+        top_k=fields.positive_int("num_experts_per_tok", 4),
+        size=fields.positive_int("moe_intermediate_size", 1792),
+        renormalise=fields.flag("norm_topk_prob", True),
+        sigmoid=True,
+        choice_bias=fields.flag("use_expert_bias", True),
+        scale=fields.positive_float("routed_scaling_factor", 1.0),
+    )
+    num_dense = fields.non_negative_int("num_dense_layers", 2)
+    networks = [plain if layer < num_dense else mixture for layer in range(fields.num_layers())]
+    return _decoder(config, fields, networks)
+
+
+def _fields(config: Mapping[str, Any]) -> Fields:
+    """Under the names of other families; older files have block_ff_dim, tie_embedding and full_attn_idxs."""
+    given = _DEFAULTS | {name: value for name, value in config.items() if value is not None}
+    for old, name in (("block_ff_dim", "intermediate_size"), ("tie_embedding", "tie_word_embeddings")):
+        given |= {name: given[old]} if old in given else {}
+    fields = Fields(given)
+    fields.expect("conv_bias", (False,), "convolutions with biases are not supported")
+    return fields
+
+
+def _inner_size(fields: Fields) -> int:
+    size = fields.positive_int("intermediate_size", 12288)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    multiple = fields.positive_int("block_multiple_of", 256)
+    size = int(fields.positive_float("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
+
+
+def _decoder(
+    config: Mapping[str, Any], fields: Fields, networks: Sequence[DenseSpec | ExpertsSpec]
+) -> DecoderSpec:
+    """networks: of each layer."""
+    full = attention(fields, rope_spec(fields, default_theta=1_000_000.0), qk_norm=True)
+    mixers: dict[str, AttentionSpec | ShortConvSpec] = {
+        _FULL: full,
+        _CONVOLUTION: ShortConvSpec(kernel=fields.positive_int("conv_L_cache")),
+    }
+    layers = [
+        LayerSpec(attention=mixers[kind], feed_forward=network)
+        for kind, network in zip(_layer_types(config, fields), networks, strict=True)
+    ]
+    eps = fields.positive_float("norm_eps")
+    return decoder(fields, layers, tied=True, rms_norm_eps=eps, names=_NAMES)
+
+
+def _layer_types(config: Mapping[str, Any], fields: Fields) -> list[str]:
+    """Raises ModelError for a kind of layer that is neither, and where no layer has attention."""
+    num_layers = fields.num_layers()
+    attends = config.get("full_attn_idxs")
+    usual = [_FULL if attends is None or layer in attends else _CONVOLUTION for layer in range(num_layers)]
+    found = fields.optional_list("layer_types", num_layers) or usual
+    for layer, kind in enumerate(found):
+        if kind not in (_FULL, _CONVOLUTION):
+            raise ModelError(f"config.json: layer_types[{layer}] is {kind!r}; only {_FULL}, {_CONVOLUTION}")
+    if _FULL not in found:
+        raise ModelError(f"config.json: layer_types has no {_FULL}; at least one layer must attend")
+    return found
