@@ -438,7 +438,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory."""
+    """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory.
+
+    separate_layers: how many layers run in single operations, since the backend's own calls do not take them.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -452,6 +455,7 @@ class ModelInfo:
     kv_cache_dtype: str
     weight_bytes: int
     num_parameters: int
+    separate_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,7 +502,6 @@ class PruneStats:
     verified: drafted tokens that were looked at and then verified.
     flagged: of these, tokens that looked bad.
     false_prunes: flagged tokens that were right.
-    seconds: of looks, and of letting rows leave.
     """
 
     shadow_steps: int = 0
@@ -509,7 +512,6 @@ class PruneStats:
     verified: int = 0
     flagged: int = 0
     false_prunes: int = 0
-    seconds: float = 0.0
 
 
 STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)

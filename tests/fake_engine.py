@@ -8,9 +8,9 @@ from typing import Self
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.client.output_stream import Timing
 from faser.engine.text.tokenizer import Tokenizer
-from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.engine.text.vocabulary import BYTE_OF_CHAR
 from faser.errors import FaserError, NotReadyError, RequestError
 from faser.types import (

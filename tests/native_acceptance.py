@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from faser.engine.control.speculation.acceptance import Acceptance
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
 
 _KERNELS = (
@@ -17,9 +17,9 @@ _KERNELS = (
 )  # where pytest keeps what tests compile
 
 
-def make_native(arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, float]) -> NativeAcceptance:
+def make_native(arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, float]) -> CompiledAcceptance:
     """See MakeNativeAcceptance."""
-    return NativeAcceptance(_library(), arrays, numbers)
+    return CompiledAcceptance(_library(), arrays, numbers)
 
 
 def native_acceptance(num_slots: int, cap: int) -> Acceptance:

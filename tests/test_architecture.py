@@ -21,17 +21,19 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "machine", "files", "processes", "child", "logs")
+    VALUES = ("types", "errors", "observer", "machine", "files", "processes", "child", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
     TRACING = ("tracing", "tracing_sdk")
     CONTRACT = ("engine.contract",)
-    TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
+    CHECKPOINTS = ("engine.checkpoints",)
+    TEXT = ("engine.text", "engine.structure")
     CONTROL = ("engine.control",)
     KERNELS = ("kernels",)
     EXECUTION = ("engine.execution",)
     ENGINE = (
         "engine.engine",
+        "engine.audit",
         "engine.gap_timer",
         "engine.build",
         "engine.worker",
@@ -50,7 +52,7 @@ class Layer(Enum):
 PACKAGES = {"": Layer.VALUES, "engine": Layer.CONTRACT}
 
 _BELOW = {Layer.VALUES, Layer.CONFIG}
-_CONTRACT = _BELOW | {Layer.CONTRACT, Layer.TEXT}
+_CONTRACT = _BELOW | {Layer.CONTRACT, Layer.CHECKPOINTS, Layer.TEXT}
 _ALL_OF_THE_ENGINE = _CONTRACT | {Layer.CONTROL, Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
 MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.VALUES: {Layer.VALUES},
@@ -58,12 +60,13 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.METRICS: _BELOW | {Layer.METRICS},
     Layer.TRACING: _BELOW | {Layer.TRACING},
     Layer.CONTRACT: _CONTRACT,
-    Layer.TEXT: _BELOW | {Layer.TEXT},
+    Layer.CHECKPOINTS: _BELOW | {Layer.CHECKPOINTS},
+    Layer.TEXT: _BELOW | {Layer.CHECKPOINTS, Layer.TEXT},
     Layer.CONTROL: _CONTRACT | {Layer.CONTROL},
     Layer.KERNELS: _BELOW | {Layer.KERNELS},
     Layer.EXECUTION: _CONTRACT | {Layer.KERNELS, Layer.EXECUTION},
     Layer.ENGINE: _ALL_OF_THE_ENGINE,
-    Layer.CLIENT: _CONTRACT | {Layer.METRICS, Layer.ENGINE, Layer.CLIENT},
+    Layer.CLIENT: _CONTRACT | {Layer.ENGINE, Layer.CLIENT},
     Layer.API: _CONTRACT | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API},
     Layer.DISTILL: _ALL_OF_THE_ENGINE | {Layer.CLIENT, Layer.API, Layer.DISTILL},
     Layer.COMMANDS: _ALL_OF_THE_ENGINE

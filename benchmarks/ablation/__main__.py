@@ -4,12 +4,11 @@
         [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]
     python -m benchmarks.ablation OUT --trace AZURE.csv --prompts QUESTIONS.jsonl --load 0.5,0.8 --at-a-time 64
 
-Arms, each the one before with one thing more: off; fixed:3; +lengths (policy faser); +pruning (early pruning
-where it pays; +pruning:on wherever it is calibrated); +overlap (drafting ahead where it pays). Without --drafter
-drafts come from text, as with default flags, and the arms are off and default. One engine in this process serves
-all arms; they take turns in an order of their own in every repeat, on the same arrivals. So arm off also indexes
-its text for the drafters, some microseconds a sequence and step. Every request has a cache_salt of its own:
-neither blocks nor past answers of any other help it.
+Arms, each the one before with one thing more: off; fixed:3; +lengths (policy faser); +overlap (drafting ahead
+where it pays). Without --drafter drafts come from text, as with default flags, and the arms are off and default.
+One engine in this process serves all arms; they take turns in an order of their own in every repeat, on the same
+arrivals. So arm off also indexes its text for the drafters, some microseconds a sequence and step. Every request
+has a cache_salt of its own: neither blocks nor past answers of any other help it.
 
 Capacity is what arm off reaches in a closed loop with all places taken; a load is a share of that. Stretches of
 the trace (Azure LLM inference trace, arXiv 2311.18677), spread over it, are slowed down or sped up so that their
@@ -100,7 +99,6 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
     )
     return Campaign(
         engine=built.engine,
-        pruning=built.pruning,
         wanted=wanted,
         trace=trace,
         prompts=[each.token_ids for each in prompts],
@@ -118,7 +116,7 @@ def config_of(asked: argparse.Namespace) -> EngineConfig:
     if asked.drafter is None:
         return config
     speculation = {"method": _METHOD, "model": asked.drafter}
-    return replace(config, speculative_config=speculation, early_prune="on", spec_overlap="auto")
+    return replace(config, speculative_config=speculation, spec_overlap="auto")
 
 
 def wanted_of(asked: argparse.Namespace) -> Wanted:

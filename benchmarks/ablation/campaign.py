@@ -1,7 +1,7 @@
 """The whole measurement with one engine: what it can bear, then every arm over the same arrivals, in turn.
 
 Knows neither models nor files. Before anything counts, every arm serves some requests: what an arm needs to know
-(acceptance, calibration of pruning, times) is known when its runs begin, as in a server that has run for a while.
+(acceptance, times) is known when its runs begin, as in a server that has run for a while.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,6 @@ from benchmarks.ablation.drive import (
     Driven,
     Load,
     LoadedEngine,
-    PruningSwitch,
     Stretch,
     Trace,
     closed_loop,
@@ -76,10 +75,9 @@ class Bearing:
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """pruning: of the engine, None if it has none. trace, prompts: as in arrivals."""
+    """trace, prompts: as in arrivals."""
 
     engine: LoadedEngine
-    pruning: PruningSwitch | None
     wanted: Wanted
     trace: Trace
     prompts: Sequence[tuple[int, ...]]
@@ -88,7 +86,7 @@ class Campaign:
     def bearing(self) -> Bearing:
         """Runs arm off, alone and in a crowd."""
         wanted = self.wanted
-        use(self.engine, self.pruning, next(arm for arm in ARMS if arm.name == FLOOR))
+        use(self.engine, next(arm for arm in ARMS if arm.name == FLOOR))
         alone = self._warming_load(f"{_WARMING}/alone")
         _, ended = closed_loop(self.engine, alone, clients=1, clock=self.clock)
         tpot_s = float(np.median([each.tpot_s for each in ended if each.num_tokens > 1]))
@@ -102,7 +100,7 @@ class Campaign:
         """Every arm for some seconds with all places taken."""
         for arm in self.wanted.arms:
             announce(f"warming up {arm.name}")
-            use(self.engine, self.pruning, arm)
+            use(self.engine, arm)
             load = self._warming_load(f"{_WARMING}/{arm.name}")
             closed_loop(self.engine, load, clients=self.wanted.clients, clock=self.clock)
 
@@ -139,7 +137,7 @@ class Campaign:
         expected: tuple[Tokens, ...] | None,
     ) -> tuple[Run, tuple[Tokens, ...]]:
         """expected: answers of the arm before; None: this is the first."""
-        use(self.engine, self.pruning, arm)
+        use(self.engine, arm)
         driven = open_loop(
             self.engine,
             Load(
@@ -156,7 +154,6 @@ class Campaign:
             repeat=repeat,
             load=load,
             cell=summarise(driven.outcome, arm.name, load, duration_s=self.wanted.seconds, slo=slo),
-            pruned_rows=driven.pruned_rows,
             ahead_steps=driven.ahead_steps,
             different=_different(driven, expected),
             pace=asked.pace,

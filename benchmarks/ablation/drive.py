@@ -20,17 +20,16 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.errors import ConfigError, EngineError
 from faser.types import EngineStats, Request, SamplingParams, SpeculationStats
 
-OFF, _AUTO, _ON = "off", "auto", "on"
+OFF, _AUTO = "off", "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One setting of the engine: Engine.use_policy, and EarlyPruning.use. gamma: of fixed."""
+    """One setting of the engine, as of Engine.use_policy. gamma: of fixed."""
 
     name: str
     policy: str
     gamma: int | None = None
-    early_prune: str = OFF
     overlap: str = OFF
 
 
@@ -39,9 +38,7 @@ ARMS = (
     Arm(name=FLOOR, policy="off"),
     Arm(name=BASE, policy="fixed", gamma=3),
     Arm(name="+lengths", policy="faser"),
-    Arm(name="+pruning", policy="faser", early_prune=_AUTO),
-    Arm(name="+pruning:on", policy="faser", early_prune=_ON),
-    Arm(name="+overlap", policy="faser", early_prune=_AUTO, overlap=_AUTO),
+    Arm(name="+overlap", policy="faser", overlap=_AUTO),
 )
 
 
@@ -161,12 +158,6 @@ class LoadedEngine(StepEngine, Protocol):
     ) -> None: ...
 
 
-class PruningSwitch(Protocol):
-    """Early pruning, as far as it is needed here; see faser.engine.execution.pruning.early_pruning."""
-
-    def use(self, mode: str | None) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """now: seconds. sleep: for so many seconds."""
@@ -192,25 +183,16 @@ class Load:
 class Driven:
     """Result of a run. answers: in the order of the asks.
 
-    outcome.verified: drafted tokens that went through all layers; pruned_rows: those that left before the last.
     ahead_steps: of outcome.num_steps, that drafted ahead.
     """
 
     outcome: Outcome
     answers: tuple[Tokens, ...]
-    pruned_rows: int
     ahead_steps: int
 
 
-def use(engine: LoadedEngine, pruning: PruningSwitch | None, arm: Arm) -> None:
-    """From now on the engine is of this arm; what it knows about acceptance stays, as in a server that has run.
-
-    pruning: None in an engine whose drafts cannot be pruned. Raises ConfigError for an arm that would.
-    """
-    if pruning is not None:
-        pruning.use(arm.early_prune)
-    elif arm.early_prune != OFF:
-        raise ConfigError(f"arm {arm.name} prunes drafts, which takes a draft model")
+def use(engine: LoadedEngine, arm: Arm) -> None:
+    """From now on the engine is of this arm; what it knows about acceptance stays, as in a server that has run."""
     engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
 
 
@@ -333,7 +315,6 @@ class _Notes:
         return Driven(
             outcome=outcome,
             answers=tuple(map(tuple, self.tokens.values())),
-            pruned_rows=_pruned(now) - _pruned(then),
             ahead_steps=_ahead(now) - _ahead(then),
         )
 
@@ -351,10 +332,6 @@ def _total(stats: SpeculationStats, counter: str) -> int:
 def _turns(stats: SpeculationStats) -> int:
     """Sequences that decoded, summed over steps."""
     return sum(sum(counts) for _, counts in stats.gammas)
-
-
-def _pruned(stats: SpeculationStats) -> int:
-    return 0 if stats.pruning is None else stats.pruning.pruned_rows
 
 
 def _ahead(stats: SpeculationStats) -> int:

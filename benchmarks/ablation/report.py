@@ -21,7 +21,7 @@ from faser.cli.estimates import Estimate, difference, ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One arm over one stretch. pruned_rows: drafted rows that left before the last layer, next to cell.verified.
+    """One arm over one stretch.
 
     ahead_steps: of cell.num_steps. different: answers unlike those of the first arm in this repeat and load.
     latencies_s, tpots_s: by request, in the order of arrival; no tpot where there is one token only.
@@ -31,7 +31,6 @@ class Run:
     repeat: int
     load: float
     cell: Figures
-    pruned_rows: int
     ahead_steps: int
     different: int
     pace: float
@@ -45,7 +44,7 @@ class Row:
 
     throughput, latency: how many times as good as the base arm's in the same repeat: more tokens a second, a
     shorter mean latency. None without a base. gamma: verified through all layers, a sequence and step.
-    pruned_share: of the drafted tokens that the target was given. against_base: by name of RATIOS, how many times
+    against_base: by name of RATIOS, how many times
     as good as the base arm; empty for that arm itself and without one. slo_gain: share of requests that met their
     target, minus the base arm's; None likewise.
     """
@@ -65,7 +64,6 @@ class Row:
     slo_gain: Estimate | None
     gamma: float
     accepted_share: float
-    pruned_share: float
     ahead_share: float
     different: int
 
@@ -99,7 +97,6 @@ def rows_of(runs: Sequence[Run], *, base: str) -> list[Row]:
 def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
     cells = [run.cell for run in group]
     pairs = [(run.cell, bases[run.load, run.repeat].cell) for run in group if (run.load, run.repeat) in bases]
-    num_pruned = sum(run.pruned_rows for run in group)
     shares = [cell.slo_share for cell in cells if cell.slo_share is not None]
     return Row(
         arm=group[0].arm,
@@ -117,7 +114,6 @@ def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
         slo_gain=_slo_gain([pair for pair in pairs if pair[0] is not pair[1]]),
         gamma=median(cell.gamma for cell in cells),
         accepted_share=share(sum(cell.accepted for cell in cells), sum(cell.verified for cell in cells)),
-        pruned_share=share(num_pruned, num_pruned + sum(cell.verified for cell in cells)),
         ahead_share=share(sum(run.ahead_steps for run in group), sum(cell.num_steps for cell in cells)),
         different=sum(run.different for run in group),
     )
@@ -170,13 +166,11 @@ _COLUMNS = (
     "SLO met",
     "mean γ",
     "accepted",
-    "rows pruned",
     "steps overlapped",
 )
 _PUBLISHED_COLUMNS = ("part", "FASER as published", "here, throughput", "here, latency")
 _PUBLISHED = (
     ("+lengths", "lengths by request: throughput up to 1.35x"),
-    ("+pruning", "early pruning: throughput up to 1.22x; 9 to 16 % of the drafted tokens pruned"),
     ("+overlap", "all together: 1.60x; up to 1.53x throughput and 1.92x latency over the best fixed length"),
 )
 _SETTING = (
@@ -274,7 +268,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         "–" if row.slo_share is None else f"{row.slo_share:.0%}",
         f"{row.gamma:.2f}",
         f"{row.accepted_share:.0%}" if row.gamma else "–",
-        f"{row.pruned_share:.1%}",
         f"{row.ahead_share:.0%}",
     )
 

@@ -32,13 +32,12 @@ def arrivals(result: Json) -> str:
             f"{row['tokens_per_s']['median']:,.0f}",
             "–" if row["throughput"] is None else f"{row['throughput']['median']:.2f}x",
             "–" if row["latency"] is None else f"{row['latency']['median']:.2f}x",
-            f"{row['pruned_share']:.1%}",
             f"{row['ahead_share']:.0%}",
             str(row["different"]),
         )
         for row in result.get("rows", [])
     ]
-    columns = ("load", "arm", "tokens/s", "throughput", "latency", "pruned", "overlapped", "other answers")
+    columns = ("load", "arm", "tokens/s", "throughput", "latency", "overlapped", "other answers")
     return markdown(columns, rows) if rows else ""
 
 

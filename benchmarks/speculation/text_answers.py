@@ -217,7 +217,7 @@ class CountedEngine:
         self._engine = built.engine
         control: Any = built.engine._scheduler._speculation
         if control is not None:
-            control._guard = None
+            control._guards.current = None
         executor: Any = built.engine._executor
         run = executor.run
 

@@ -121,7 +121,7 @@ for count in map(int, counts):
         "sum": lambda: time.thread_time() - target.run_s,
     }
     for arm, own in {"drafts": None, "no drafts": Never()}.items():
-        control._guard = own
+        control._guards.current = own
         for _ in range(60):
             step()
         for part, clock in clocks.items():

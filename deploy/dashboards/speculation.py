@@ -311,7 +311,6 @@ SPECULATION = (
                     (rate("faser_prune_drafted_rows_total"), "draft rows looked at"),
                     (rate("faser_prune_rows_total"), "draft rows pruned"),
                     (rate("faser_prune_wasted_rows_total"), "draft rows kept in vain"),
-                    (rate("faser_prune_seconds_total"), "seconds spent"),
                 ),
                 axis="per second",
                 note="Off by default.",

@@ -85,7 +85,7 @@ async def build_application(
             directory,
             tokenizer,
             supervision=supervision,
-            metrics=each,
+            observer=each,
             on_progress=None if number else report,
             launched=None if number else launched,
             recorder=recorder,

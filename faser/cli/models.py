@@ -198,7 +198,7 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def markdown() -> str:
     """The page docs/models.md."""
-    from faser.engine.text.gguf_tokenizer import SPLITTINGS  # imports the tokenizers library
+    from faser.engine.checkpoints.gguf_tokenizer import SPLITTINGS  # imports the tokenizers library
 
     rows = [
         "| family | architecture | GGUF | tool calls | models, among others | real weights |",

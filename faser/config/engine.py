@@ -78,10 +78,6 @@ _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the 
 _NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 KV_CACHE_DIR_ON_GPU = "KV is kept for models on a CPU only"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
-_NO_AUTO_PRUNE = (
-    "on a GPU a step that prunes replays no CUDA graph and waits in its middle, which auto does not count; set it "
-    "to off, or to on to compare"
-)
 _NO_INT8_KV = "no kernels for GPUs read keys and values in int8; use fp8, auto, or the torch backend"
 
 # The device of each backend that computes on one kind only.
@@ -396,9 +392,9 @@ class EngineConfig:
         SPECULATION,
         Kind.TEXT,
         "off",
-        "Drop draft tokens early in the forward pass when they are clearly going to be rejected. auto: when that "
-        "is faster; not on a GPU.",
-        choices=("auto", "on", "off"),
+        "Drop draft tokens early in the forward pass when they are clearly going to be rejected. Not faster on "
+        "the models measured so far.",
+        choices=("on", "off"),
     )
     audit_speculation: float = setting(
         SPECULATION,
@@ -621,8 +617,6 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     if kind == "cuda" and values["kv_cache_dtype"] == "int8" and backend in ("auto", "flashinfer"):
         found.append(f"{label('kv_cache_dtype')} is int8; {_NO_INT8_KV}")
-    if kind == "cuda" and values["early_prune"] == "auto":
-        found.append(f"{label('early_prune')} is auto; {_NO_AUTO_PRUNE}")
     home = _DIVIDED.get(values["spec_partition"])
     if home not in (None, kind):
         found.append(

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
+from faser.engine.audit import Auditor
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
-from faser.engine.contract.plan import Executor
-from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.control.audit import Auditor
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -29,9 +28,9 @@ from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.registry import load_index
+from faser.engine.execution.model_executor import ModelExecutor
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.pruning import EarlyPruning, make_early_pruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
@@ -42,7 +41,7 @@ from faser.engine.execution.startup.step_times import learned_path, measured_tim
 from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.interface.delta_net import CHUNK
 from faser.types import ModelInfo, ProgressCallback
 
@@ -55,7 +54,7 @@ class Built:
 
     costs: the control plane's cost model, only to be read; None in an engine that neither drafts nor has targets.
     pace: is fitted to its steps, with these costs. draft_runner: None without a draft model. lanes: None without
-    overlapped drafting. pruning: None without early pruning.
+    overlapped drafting.
     """
 
     engine: Engine
@@ -65,7 +64,6 @@ class Built:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
-    pruning: EarlyPruning | None
 
 
 def build_engine(
@@ -110,7 +108,19 @@ def build(
     """
     with refused_allocations(config):
         parts = load_parts(resolve_device(config), directory, report, partition, sources)
-    pruning = costs = pace = learned = None
+    return assemble(parts, report, step_times=step_times, wrap_drafter=wrap_drafter)
+
+
+def assemble(
+    parts: EngineParts,
+    report: ProgressCallback,
+    *,
+    step_times: StepTimes | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
+) -> Built:
+    """The engine over loaded parts. Arguments as in build."""
+    config = parts.config
+    costs = pace = learned = None
     keeps = step_times is None
     if parts.speculates or config.speculation.has_targets:
         step_times = step_times or measured_times(parts, report)
@@ -120,9 +130,7 @@ def build(
             block_tokens=_block_tokens(parts),
         )
         pace = PaceFit(costs, num_slots=parts.config.max_num_seqs, most_rows=parts.config.max_num_batched_tokens)
-    if parts.speculates and step_times is not None:
-        pruning = _early_pruning(parts, step_times)
-    executor = make_executor(parts, pruning, wrap_drafter, report)
+    executor = make_executor(parts, wrap_drafter, report)
     clock, control = WallClock(), None
     if parts.speculates and step_times is not None and costs is not None:
         overlap = _overlap(parts, executor.lanes)
@@ -131,18 +139,17 @@ def build(
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
     trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
-    auditor = None if control is None else _auditor(parts, executor, scheduler)
+    auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
+    events = None
+    if config.kv_events is not None:
+        events = KvEventPublisher(config.kv_events, scheduler.take_kv_events)
     engine = Engine(
         scheduler,
         executor,
         trace,
         schedules_async=parts.config.schedules_async,
-        auditor=auditor,
         grammars=parts.grammars,
-        ranks=parts.ranks,
-        kv_events=None if config.kv_events is None else KvEventPublisher(config.kv_events),
-        disk=disk,
-        learned=learned,
+        companions=[each for each in (events, disk, learned, auditor, parts.ranks) if each is not None],
     )
     return Built(
         engine=engine,
@@ -152,7 +159,6 @@ def build(
         runner=parts.target.runner,
         draft_runner=next((each.runner for each in parts.draft_models), None),
         lanes=parts.lanes,
-        pruning=pruning,
     )
 
 
@@ -176,7 +182,7 @@ def _scheduler(
     disk = None if config.kv_cache_dir is None or not may_share else _disk(parts, manager, snapshots)
     scheduler = Scheduler(
         kv=manager,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs - bool(_num_audit_blocks(parts)),  # the audit has the last slot
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=target.max_positions,
         eos_token_ids=target.config.eos_token_ids,
@@ -223,6 +229,11 @@ def _num_audit_blocks(parts: EngineParts) -> int:
     config, kv, context = parts.config, parts.target.kv, parts.target.files.max_positions
     if not config.audit_speculation or not parts.speculates:
         return 0
+    if config.max_num_seqs < 2:
+        raise ConfigError(
+            f"audit_speculation is {config.audit_speculation} and max_num_seqs is {config.max_num_seqs}; replays "
+            "have a slot of their own: max_num_seqs must be at least 2"
+        )
     for_one_context = -(-context // kv.block_size)
     given = min(for_one_context, kv.num_blocks // 16)
     if not given or kv.num_blocks - given < for_one_context:
@@ -234,15 +245,13 @@ def _num_audit_blocks(parts: EngineParts) -> int:
     return given
 
 
-def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Auditor | None:
+def _auditor(parts: EngineParts, executor: ModelExecutor) -> Auditor:
     config, kv = parts.config, parts.target.kv
     num_blocks = _num_audit_blocks(parts)
-    if not num_blocks:
-        return None
     return Auditor(
-        executor,
-        scheduler,
+        executor.without_drafter(),
         rate=config.audit_speculation,
+        slot=config.max_num_seqs - 1,
         blocks=tuple(range(kv.num_blocks - num_blocks, kv.num_blocks)),
         block_size=kv.block_size,
         compares_sampled=config.speculation.draft_sample_method != "probabilistic",
@@ -281,7 +290,7 @@ def _speculation_control(
 def native_acceptance(load: Callable[[], ctypes.CDLL]) -> MakeNativeAcceptance:
     """Return what makes native estimates. Raises ConfigError where load finds no native library."""
     try:
-        return partial(NativeAcceptance, load())
+        return partial(CompiledAcceptance, load())
     except ConfigError as error:
         raise ConfigError(
             f"speculation estimates acceptance in native code: {error}; or set --speculative-policy off"
@@ -299,15 +308,4 @@ def _overlap(parts: EngineParts, lanes: Lanes | None) -> OverlapOptions | None:
         most_rows=parts.target.runner.most_graph_rows,
         mode=parts.config.spec_overlap,
         fallback=lanes.fallback,
-    )
-
-
-def _early_pruning(parts: EngineParts, step_times: StepTimes) -> EarlyPruning | None:
-    config = parts.config
-    return make_early_pruning(
-        config.early_prune,
-        config.speculation,
-        step_times.tables[Role.STEP],
-        num_layers=parts.target.runner.num_layers,
-        max_rows=config.max_num_batched_tokens,
     )

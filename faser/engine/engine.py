@@ -9,18 +9,15 @@ prompts and newcomers included, before it reads the tokens of the one in flight.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
-from faser.engine.control.audit import Auditor
-from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.control.speculation.learned_file import LearnedFile
 from faser.engine.gap_timer import GapTimer
-from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.trials import COSTLY, Budget
@@ -28,26 +25,12 @@ from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
 
-class Ranks(Protocol):
-    """The processes that hold the rest of the model."""
-
-    def beat(self) -> None:
-        """Raises EngineError if one of them has ended, or does not answer."""
-        ...
-
-    def close(self) -> None:
-        """End them."""
-        ...
-
-
 class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
-    ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
-    ranks: that hold the rest of the model; None: there are no others. kv_events: is given what changes in the
-    prefix index; None: nothing is. disk: keeps KV across restarts; None: nothing does. learned: keeps what drafts
-    cost and gain across restarts.
+    ended. grammars: None in an engine whose answers have no structure. companions: work beside the steps, in this
+    order.
     """
 
     def __init__(
@@ -57,23 +40,15 @@ class Engine:
         trace: StepTraceFile | None = None,
         *,
         schedules_async: bool = False,
-        auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
-        ranks: Ranks | None = None,
-        kv_events: KvEventPublisher | None = None,
-        disk: KvDisk | None = None,
-        learned: LearnedFile | None = None,
+        companions: Sequence[Companion] = (),
     ) -> None:
-        self._disk = disk
-        self._learned = learned
-        self._kv_events = kv_events
-        self._ranks = ranks
+        self._companions = companions
         self._grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
         self._schedules_async = schedules_async
-        self._auditor = auditor
         self._launched: LaunchedStep | None = None
         self._gaps = GapTimer()
         self._num_steps = 0
@@ -83,8 +58,8 @@ class Engine:
     def step(self) -> StepDeltas:
         """Run one step and return what it changed; without work, nothing."""
         deltas = self._step()
-        if self._kv_events is not None:
-            self._kv_events.publish(self._scheduler.take_kv_events())
+        for each in self._companions:
+            each.stepped(deltas)
         return deltas
 
     def _step(self) -> StepDeltas:
@@ -100,14 +75,10 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             self._gaps.restart()
-            if self._disk is not None:
-                self._disk.rest()
-            if self._learned is not None:
-                self._learned.rest()
-            if self._auditor is not None and not self._scheduler.has_work():
-                self._auditor.step()
-            if self._ranks is not None:
-                self._ranks.beat()
+            for each in self._companions:
+                each.rest()
+                if not self._scheduler.has_work():
+                    each.idle()
             return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
@@ -183,17 +154,11 @@ class Engine:
         self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
-        """End the trace, the events and the other ranks. No step may follow."""
-        if self._kv_events is not None:
-            self._kv_events.close()
-        if self._disk is not None:
-            self._disk.close()
-        if self._learned is not None:
-            self._learned.save()
+        """End the trace and the companions. No step may follow."""
         if self._trace is not None:
             self._trace.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        for each in self._companions:
+            each.close()
 
     def prepare(self, request: Request, budget: Budget = COSTLY) -> None:
         """Compile what the answers to a request must match. May be called from any thread, before `add`.
@@ -209,8 +174,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""
-        if self._auditor is not None:
-            self._auditor.pause()
+        for each in self._companions:
+            request = each.admit(request)
         self._scheduler.add(request)
 
     def reclassify(self, request: Request) -> None:
@@ -219,6 +184,8 @@ class Engine:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples. Unknown ones have just ended and are ignored."""
+        for each in self._companions:
+            each.abort(request_id, index)
         self._scheduler.abort(request_id, index)
 
     def use_policy(
@@ -242,7 +209,7 @@ class Engine:
 
     def idle_wait_s(self) -> float | None:
         """Seconds after which a step has something to do even if no request arrives; None: it has not."""
-        return None if self._auditor is None else self._auditor.wait_s()
+        return min((wait_s for each in self._companions if (wait_s := each.wait_s()) is not None), default=None)
 
     def pace(self) -> Pace | None:
         """Return how fast the engine computes now; None: it neither drafts nor has targets, and does not know."""
@@ -254,10 +221,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""
-        return replace(
+        stats = replace(
             self._scheduler.stats(),
             num_steps=self._num_steps,
             last_step_rows=self._last_step_rows,
             last_step_s=self._last_step_s,
-            audit=None if self._auditor is None else self._auditor.stats,
         )
+        for each in self._companions:
+            stats = each.add_to(stats)
+        return stats

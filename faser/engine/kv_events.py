@@ -18,13 +18,16 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from faser.config.kv_events import KvEventsConfig
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.kv_events import KvEvent
+from faser.engine.contract.plan import StepDeltas
 from faser.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,14 +41,18 @@ _RANK = 0
 _log = logging.getLogger("faser.engine")
 
 
-class KvEventPublisher:
-    """Sends what `publish` is given until `close`. Raises ConfigError where it cannot bind, or has no pyzmq."""
+class KvEventPublisher(Companion):
+    """Sends the events of every step until `close`. take: returns those since the last call.
 
-    def __init__(self, config: KvEventsConfig) -> None:
+    Raises ConfigError where it cannot bind, or has no pyzmq.
+    """
+
+    def __init__(self, config: KvEventsConfig, take: Callable[[], list[KvEvent]]) -> None:
         try:
             import zmq
         except ImportError:
             raise ConfigError("kv_events_config needs the package pyzmq: pip install 'faser[kv-events]'") from None
+        self._take = take
         self._topic = config.topic.encode()
         self._queue: Queue[list[KvEvent]] = Queue(config.max_queue_size)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -61,8 +68,10 @@ class KvEventPublisher:
         self._thread = threading.Thread(target=self._run, name="faser-kv-events", daemon=True)
         self._thread.start()
 
-    def publish(self, events: list[KvEvent]) -> None:
+    def stepped(self, deltas: StepDeltas) -> None:
         """Send the events of one step, in their order. Does not wait."""
+        del deltas
+        events = self._take()
         if not events:
             return
         try:

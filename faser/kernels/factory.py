@@ -66,6 +66,7 @@ def _torch(device: str) -> Backend:
 def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     import torch
 
+    from faser.kernels.cuda.choices import device_choices
     from faser.kernels.cuda.device import CudaDevice, cuda_facts, open_cuda
 
     facts = cuda_facts()
@@ -86,7 +87,8 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     library = load_flashinfer(modules if modules.exists() else None)
     fp8 = scaled_fp8(opened, capability)
     add_to_cache()
-    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8)
+    choices = device_choices(opened, cache_dir / "choices.json")
+    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8, choices)
 
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:

@@ -21,7 +21,7 @@ from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, deq
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates, delta_net
 from faser.kernels.torch_short_conv import short_conv
@@ -276,7 +276,23 @@ class TorchBackend:
             return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
         return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+    def count_experts(self) -> Callable[[], int]:
+        count = self.experts_read
+        return lambda: count
+
+    def row_slots(self, _plan: AttentionPlan) -> None:
+        """See Backend."""
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
+        assert slots is None, "steps are not padded"
         self.experts_read += experts_one_by_one(self, x, block, hidden, routed_by, outputs=_num_outputs)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:

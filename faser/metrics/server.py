@@ -14,7 +14,19 @@ from faser.metrics.exposition import MetricsPage, Series
 from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.metrics.targets import TargetMetrics
-from faser.types import AuditStats, Decision, EngineState, EngineStats, FinishReason, KvDiskStats, Outlook, Target
+from faser.observer import EngineObserver
+from faser.types import (
+    AuditStats,
+    Decision,
+    EngineState,
+    EngineStats,
+    FinishReason,
+    KvDiskStats,
+    Outlook,
+    SpeculationParams,
+    SpeculationSummary,
+    Target,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -62,7 +74,7 @@ _IDLE_COUNTERS = (
 _LABELS = ("model_name", "engine")
 
 
-class Metrics:
+class Metrics(EngineObserver):
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
@@ -108,6 +120,10 @@ class Metrics:
             self._page, _LABELS, (model_name, engine), (speculation or SpeculationConfig()).class_names
         )
         self._audit = AuditMetrics(own)
+        self._separate_layers = own.gauge(
+            "model_layers_in_single_operations",
+            "Layers of the model that run in single operations, since the native kernels do not take them.",
+        )
         self._disk_size = own.gauge("kv_disk_bytes", "Bytes of KV on disk, of the model that is served.")
         self._disk_read = own.counter("kv_disk_read_bytes", "Bytes of KV read from disk.")
         self._disk_written = own.counter("kv_disk_written_bytes", "Bytes of KV written to disk.")
@@ -325,6 +341,9 @@ class Metrics:
         if restarts:
             self._restarts.inc()
 
+    def separate_layers(self, count: int) -> None:
+        self._separate_layers.set(count)
+
     def cache_config(self, *, block_size: int, num_gpu_blocks: int, cache_dtype: str, max_model_len: int) -> None:
         """The KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's.
 
@@ -335,6 +354,22 @@ class Metrics:
         self._cache_config(
             str(block_size), str(num_gpu_blocks), cache_dtype, str(num_tokens), f"{concurrency:.2f}"
         )
+
+    def answered(
+        self,
+        params: SpeculationParams,
+        summaries: Sequence[SpeculationSummary],
+        *,
+        ttft_s: float,
+        tpot_s: float | None,
+    ) -> None:
+        """A request ended with an answer: see SpeculationMetrics."""
+        self.speculation.finished(params, summaries, ttft_s=ttft_s, tpot_s=tpot_s)
+
+    def watch_steps(self, tell: Callable[[bool], None]) -> None:
+        """Call tell with whether statistics of every step are wanted: now, and whenever that changes."""
+        self.live.on_watch = tell
+        tell(self.live.watched)
 
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""

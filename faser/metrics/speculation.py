@@ -251,7 +251,6 @@ class _EngineSeries(Collector):
         yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
         counts: tuple[tuple[str, str, float], ...] = (
             ("drafted_rows", "Draft rows of those steps.", stats.drafted_rows),
-            ("seconds", "Time spent on looking at rows and on pruning them.", stats.seconds),
             ("rows", "Draft rows that were pruned.", stats.pruned_rows),
             ("wasted_rows", "Draft rows that were kept in steps that pruned, and rejected.", stats.wasted_rows),
             ("verified_tokens", "Draft tokens that were looked at and then verified.", stats.verified),

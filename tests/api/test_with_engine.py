@@ -34,7 +34,7 @@ async def running(
     chat_template: str | None = None,
 ) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
     metrics = Metrics(model_name=MODEL, max_model_len=512, speculation=config.speculation)
-    engine = AsyncEngine(config, checkpoint, load_tokenizer(checkpoint), transport="thread", metrics=metrics)
+    engine = AsyncEngine(config, checkpoint, load_tokenizer(checkpoint), transport="thread", observer=metrics)
     chosen = settings(
         api_keys=api_keys,
         share_cache_across_keys=share_cache_across_keys,

@@ -13,8 +13,8 @@ import tokenizers
 
 from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.questions import AskingSettings, ChatTurns, QuestionFilter, SelfAskedQuestions
+from faser.engine.checkpoints.tokenizer_settings import read_settings
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.engine.text.tokenizer_settings import read_settings
 from faser.errors import ConfigError, ModelError, RequestError
 from tests.checkpoints import CHAT_TEMPLATE, EOS_TOKEN_ID
 from tests.distill.fake_source import FakeSource

@@ -53,10 +53,12 @@ def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
     return build(config, path, lambda *_: None, step_times=STEP_TIMES, wrap_drafter=wrap)
 
 
-def answers(engine: Engine, temperature: float) -> list[tuple[int, ...]]:
-    """Two turns of eight conversations. Prompts begin alike, so that blocks are shared."""
-    lines = [(*range(3 + i // 2, 36), 40 + i) for i in range(8)]
-    for turn, most in enumerate((60, 12)):
+def answers(
+    engine: Engine, temperature: float, *, count: int = 8, lengths: tuple[int, int] = (60, 12)
+) -> list[tuple[int, ...]]:
+    """Two turns of some conversations. Prompts begin alike, so that blocks are shared."""
+    lines = [(*range(3 + i // 2, 36), 40 + i) for i in range(count)]
+    for turn, most in enumerate(lengths):
         said: dict[str, list[int]] = {}
         for i, line in enumerate(lines):
             engine.add(
@@ -106,7 +108,7 @@ def test_drafts_of_a_head_change_no_answer(tmp_path: Path, dtype: str, temperatu
         assert engine.stats().num_preemptions > 0 or dtype == "bfloat16", "the pool is meant to be too small"
 
 
-def write_agreeing(folder: Path, dtype: torch.dtype) -> tuple[Path, Path]:
+def write_agreeing(folder: Path, dtype: torch.dtype, *, num_heads: int = 4) -> tuple[Path, Path]:
     """A model in which token t is followed by follows[t], and a head that knows follows.
 
     The model's stream is the token's own place in it, in every layer. The head's feed-forward adds the place of
@@ -116,7 +118,9 @@ def write_agreeing(folder: Path, dtype: torch.dtype) -> tuple[Path, Path]:
         "vocab_size": WIDTH,
         "hidden_size": WIDTH,
         "num_hidden_layers": 6,
-        "num_key_value_heads": 4,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": WIDTH // num_heads,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
@@ -131,7 +135,8 @@ def write_agreeing(folder: Path, dtype: torch.dtype) -> tuple[Path, Path]:
     following = torch.zeros(WIDTH, WIDTH).index_copy_(0, follows, places)  # row follows[t] is the place of t
     weights |= {"model.embed_tokens.weight": places, "lm_head.weight": following / 2}
     write_checkpoint(folder / "model", config, {name: each.to(dtype) for name, each in weights.items()})
-    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, num_kv_heads=4, head_dim=32)
+    attention: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": WIDTH // num_heads}
+    layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, **attention)
     spec = head_spec(decoder=layers, draft_vocab_size=WIDTH, target_hidden_size=WIDTH, state_layers=STATE_LAYERS)
     head = random_weights(tensors.eagle3_shapes(spec))
     head |= {name: torch.ones_like(weight) for name, weight in head.items() if "norm" in name}

@@ -19,6 +19,7 @@ import zmq
 from faser.config.engine import EngineConfig
 from faser.config.kv_events import KvEventsConfig, of_engine, parse_kv_events, shared_ports
 from faser.engine.contract.kv_events import KvEvent
+from faser.engine.contract.plan import StepDeltas
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.kv_events import KvEventPublisher
 from faser.errors import ConfigError
@@ -86,10 +87,22 @@ class Traffic:
         return kv.take_events()
 
 
+class GivenEvents(KvEventPublisher):
+    """A publisher of given events."""
+
+    def __init__(self, config: KvEventsConfig) -> None:
+        self._events: list[KvEvent] = []
+        super().__init__(config, lambda: self._events)
+
+    def publish(self, events: list[KvEvent]) -> None:
+        self._events = events
+        self.stepped(StepDeltas())
+
+
 @contextmanager
-def publishing(**settings: Any) -> Iterator[KvEventPublisher]:
+def publishing(**settings: Any) -> Iterator[GivenEvents]:
     config = KvEventsConfig(endpoint=ENDPOINT, replay_endpoint=REPLAY, topic=TOPIC.decode(), **settings)
-    publisher = KvEventPublisher(config)
+    publisher = GivenEvents(config)
     try:
         yield publisher
     finally:
@@ -218,7 +231,7 @@ def test_the_json_has_vllms_keys_and_problems_are_named() -> None:
     with pytest.raises(ConfigError, match="kv_events_config: buffer_steps is 0; it must be at least 1"):
         EngineConfig(kv_events_config={"buffer_steps": 0})
     with pytest.raises(ConfigError, match=r"kv_events_config: tcp://nowhere\.invalid:x cannot be used"):
-        KvEventPublisher(KvEventsConfig(endpoint="tcp://nowhere.invalid:x"))
+        GivenEvents(KvEventsConfig(endpoint="tcp://nowhere.invalid:x"))
 
 
 @pytest.mark.parametrize("apart, engines, shared", [(1, 1, False), (1, 2, True), (2, 2, False), (3, 4, True)])

@@ -30,7 +30,6 @@ PRUNE_COUNTERS = (
     "verified_tokens",
     "flagged_tokens",
     "false_tokens",
-    "seconds",
 )
 
 CONFIG = SpeculationConfig(num_speculative_tokens=3, classes={"gold": SpeculationParams(class_name="gold")})
@@ -268,11 +267,10 @@ def test_early_pruning_is_reported() -> None:
         verified=30,
         flagged=8,
         false_prunes=1,
-        seconds=0.5,
     )
     source = metrics_of(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
     assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
-    assert [value(source, f"faser_prune_{name}_total") for name in PRUNE_COUNTERS] == [70, 9, 4, 30, 8, 1, 0.5]
+    assert [value(source, f"faser_prune_{name}_total") for name in PRUNE_COUNTERS] == [70, 9, 4, 30, 8, 1]
 
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:

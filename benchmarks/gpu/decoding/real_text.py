@@ -13,7 +13,7 @@ near tie may be broken otherwise, so they are counted, not forbidden.
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def run_arrivals(plan: Plan, desk: Desk) -> None:
     costs = made_up_costs() if plan.dry_run else None
     pair = open_pair(plan, desk, plan.smollm2, overlap="auto", costs=costs)
     wanted = wanted_of(plan, desk.left_s)
-    campaign = Campaign(engine=pair.opened.engine, pruning=None, wanted=wanted, trace=trace, prompts=pair.prompts)
+    campaign = Campaign(engine=pair.opened.engine, wanted=wanted, trace=trace, prompts=pair.prompts)
     desk.say(f"{wanted.num_runs} runs of {wanted.seconds:.1f} s")
     bearing = campaign.bearing()
     desk.keep("bearing", asdict(bearing))
@@ -215,7 +215,7 @@ def run_arrivals(plan: Plan, desk: Desk) -> None:
 
 def wanted_of(plan: Plan, left_s: float) -> WantedRuns:
     """Runs as long as the time allows: every arm at every load three times, and what comes before."""
-    arms = tuple([replace(arm, early_prune="off") for arm in arms_named(ARMS)])
+    arms = arms_named(ARMS)
     count = len(arms) * len(_LOADS) * (1 if plan.dry_run else _MOST_REPEATS)
     seconds = left_s / (_DONE * count + (len(arms) + _ALONE_AND_CROWD) / 2)
     return WantedRuns(

@@ -76,7 +76,7 @@ SIZES |= {
 }
 SIZES |= {"KERNEL": 4, "K_HEADS": 16, "K_DIM": 128, "V_HEADS": 32, "V_DIM": 128, "TILED": False}
 SIZES |= {"NUM_INPUTS": 26, "NUM_KEPT": 23, "SEQUENCES": 64, "BLOCK_K": 128, "BLOCK_V": 32}
-SIZES |= {"SHARES": False, "RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
+SIZES |= {"SHARES": False, "PADDED": True, "RENORMALISE": True, "TOP": 8, "PLACES": 8, "EXPERTS": 128}
 OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_gate")}
 _PAIRS = {
     "pairs": "*i32",

@@ -23,9 +23,9 @@ _FOLLOW = 0.5  # weight of the newest request
 T = TypeVar("T")
 
 
-def chained(namespace: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A digest for each piece: of it and all before it, and of the cache's namespace. 16 bytes each."""
-    digest = namespace
+def chained(salt: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A digest for each piece: of it, all before it, and the salt. 16 bytes each."""
+    digest = salt
     for piece in pieces:
         digest = blake2b(digest + piece, digest_size=16).digest()
         yield digest

@@ -48,7 +48,7 @@ from faser.errors import (
     OverloadError,
     RequestError,
 )
-from faser.metrics.server import Metrics
+from faser.observer import EngineObserver
 from faser.types import (
     EngineState,
     EngineStats,
@@ -71,9 +71,9 @@ class AsyncEngine:
     """One engine. Use it from one event loop only.
 
     directory: of the model. supervision: whether an engine that died or hangs is started again.
-    metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
-    first engine, of the same transport, if it has been started already. recorder: takes finished answers.
-    place: of an engine's process.
+    observer: is told of requests and states. on_progress: called with (stage, done, total) during the first load.
+    launched: the first engine, of the same transport, if it has been started already. recorder: takes finished
+    answers. place: of an engine's process.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AsyncEngine:
         *,
         transport: Transport = "process",
         supervision: Supervision | None = None,
-        metrics: Metrics | None = None,
+        observer: EngineObserver | None = None,
         on_progress: ProgressCallback | None = None,
         launched: LaunchedEngine | None = None,
         recorder: TrafficRecorder | None = None,
@@ -92,9 +92,7 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
-        self._metrics = metrics or Metrics(
-            model_name=config.model or "", max_model_len=0, speculation=config.speculation
-        )
+        self._observer = observer or EngineObserver()
         self._on_progress = on_progress
         self._recorder = recorder
         self._supervisor = EngineSupervisor(
@@ -121,7 +119,7 @@ class AsyncEngine:
         self._preemptions = PreemptionLog(max_num_seqs=config.max_num_seqs)
         self._speed = QueueSpeed()
         self._speed_noted_s = time.monotonic()
-        self._admission = Admission(config.speculation.params_of, self._metrics.admission)
+        self._admission = Admission(config.speculation.params_of, self._observer.admission)
         self._monitor = LoadMonitor(self._speed_noted_s)
         self._outlook_due_s = self._speed_noted_s
         self._outlook: asyncio.Task[None] | None = None  # that is being computed
@@ -205,7 +203,7 @@ class AsyncEngine:
         self._note_speed()
         self._room.take(request.tenant, request.sampling.n)
         self._idle.clear()
-        self._metrics.admitted(
+        self._observer.admitted(
             n=request.sampling.n,
             max_tokens=request.sampling.max_tokens or 0,
             prompt_tokens=len(request.prompt_token_ids),
@@ -340,7 +338,7 @@ class AsyncEngine:
         self._outlook_due_s = now_s + _OUTLOOK_PERIOD_S
 
         async def compute() -> None:
-            self._metrics.outlook(await asyncio.to_thread(outlook_of, pace, load))
+            self._observer.outlook(await asyncio.to_thread(outlook_of, pace, load))
 
         self._outlook = asyncio.get_running_loop().create_task(compute(), name="faser-outlook")
 
@@ -353,10 +351,9 @@ class AsyncEngine:
         if size > info.vocab_size:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
-        live = self._metrics.live
-        live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
-        live.on_watch(live.watched)  # to an engine that was started again too
-        self._metrics.cache_config(
+        self._observer.watch_steps(lambda watched: self._supervisor.send(WatchSteps(watched)))
+        self._observer.separate_layers(info.separate_layers)
+        self._observer.cache_config(
             block_size=info.block_size,
             num_gpu_blocks=info.num_blocks,
             cache_dtype=info.kv_cache_dtype,
@@ -368,7 +365,7 @@ class AsyncEngine:
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
             return
         self._state, self._reason = state, reason
-        self._metrics.engine_state(state)
+        self._observer.engine_state(state)
         if state in (EngineState.READY, EngineState.DEAD):
             self._loading_ended.set()
         if state is EngineState.DEAD:
@@ -379,7 +376,7 @@ class AsyncEngine:
         if stats is not None:
             self._stats = stats
             self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
-            self._metrics.engine(stats)
+            self._observer.engine(stats)
         for request_id, own in _by_request(deltas).items():
             stream = self._streams.get(request_id)
             if stream is None:
@@ -404,10 +401,10 @@ class AsyncEngine:
                 continue
             timing.num_tokens[index] += count
             if timing.first_token_s is None:
-                self._metrics.first_token(now - timing.arrival_s)
+                self._observer.first_token(now - timing.arrival_s)
                 self._admission.first_token(output.request_id, now, num_cached=timing.num_cached_tokens)
             before = timing.last_token_s.get(index)
-            self._metrics.tokens(count, None if before is None else now - before)
+            self._observer.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now
             timing.last_token_s[index] = now
         if stream.finished:
@@ -433,7 +430,7 @@ class AsyncEngine:
             self._monitor.ended(len(stream.request.prompt_token_ids), longest)
         scheduled_s = timing.scheduled_s or now
         first_token_s = timing.first_token_s or now
-        self._metrics.finished(
+        self._observer.finished(
             reason,
             ttft_s=None if timing.first_token_s is None else timing.first_token_s - timing.arrival_s,
             e2e_s=now - timing.arrival_s,
@@ -447,7 +444,7 @@ class AsyncEngine:
             preemptions=sum(timing.num_preemptions.values()),
         )
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and timing.first_token_s is not None:
-            self._metrics.speculation.finished(
+            self._observer.answered(
                 stream.request.speculation,
                 stream.speculation,
                 ttft_s=timing.first_token_s - timing.arrival_s,
@@ -479,7 +476,7 @@ class AsyncEngine:
             stream.fail(EngineDiedError(message, retry_after_s=wait_s))
         self._stats = EngineStats()
         self._admission.forget()
-        self._metrics.engine_ended(restarts=restart_s is not None)
+        self._observer.engine_ended(restarts=restart_s is not None)
 
     def _restart_wait_s(self) -> int:
         """Seconds until the engine that is started again should be ready."""

@@ -17,6 +17,7 @@ from typing import Self
 from faser.engine.client.affinity import Seen, best_first, chained
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.output_stream import OutputStream, Timing
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError
 from faser.types import NO_TARGETS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
@@ -224,8 +225,9 @@ async def _log_end(replica: _Replica) -> None:
 
 
 def _digests(request: Request) -> Iterator[bytes]:
-    """Yield the digests of the prompt's whole pieces, in the cache's namespace."""
-    namespace = (request.cache_salt or "").encode("utf-8", "surrogatepass")
+    """Yield the digests of the prompt's whole pieces, chained from that of its cache_salt."""
     tokens = request.prompt_token_ids
     firsts = range(0, len(tokens) - _PIECE + 1, _PIECE)
-    return chained(namespace, (array("q", tokens[first : first + _PIECE]).tobytes() for first in firsts))
+    return chained(
+        salt_digest(request.cache_salt), (array("q", tokens[first : first + _PIECE]).tobytes() for first in firsts)
+    )

@@ -1,7 +1,7 @@
 """Events of the prefix index: which content blocks of KV hold from now on, and which no longer.
 
 In vLLM's wire format (vllm/distributed/kv_events.py): each event is an array that begins with its name. A block's
-hash covers all tokens up to its end, and the namespace of its sequence; it has no meaning but being equal.
+hash covers all tokens up to its end, and the cache_salt of its sequence; it has no meaning but being equal.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Blocks that follow one another are in the index. parent_block_hash: of what comes before; None: nothing.
 
     token_ids: of all of them, block_size each. extra_keys: for each block what it depends on beyond its tokens:
-    the first block of a sequence with a namespace has that, hashed; None: none of them on anything. The other
+    the first block of a sequence with a cache_salt has that, hashed; None: none of them on anything. The other
     fields are of what FASER does not have.
     """
 

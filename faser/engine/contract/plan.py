@@ -38,10 +38,9 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    namespace: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
-    draft from, given by the request; it is never computed. drafts: False: no drafter hears of the sequence.
-    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first token,
-    or the model has no such states.
+    cache_salt: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
+    draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
+    before its first row; None: its first row is its first token, or the model has no such states.
     """
 
     slot: int
@@ -49,9 +48,8 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    namespace: str | None = None
+    cache_salt: str | None = None
     predicted_token_ids: tuple[int, ...] = ()
-    drafts: bool = True
     snapshot: int | None = None
 
 
@@ -265,7 +263,6 @@ class StepResult:
     run_s: wall time of the data plane, from began_s on.
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
         host computes.
-    saved_s: seconds that the step is predicted to have taken less because it cut drafts.
     experts: how many experts' weights it read, those of each layer by themselves; 0 where it has not counted.
     pruning: statistics of early pruning since the start; None without it.
     draft_kv: leading tokens of each sequence of plan.started that a draft model's cache holds already, or whose
@@ -286,7 +283,6 @@ class StepResult:
     run_s: float
     began_s: float = 0.0
     prepared_s: float = 0.0
-    saved_s: float = 0.0
     experts: int = 0
     pruning: PruneStats | None = None
     draft_kv: tuple[int, ...] = ()

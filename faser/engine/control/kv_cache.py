@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from hashlib import blake2b
 
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.kv_events import BlockRemoved, BlockStored, KvEvent
 from faser.errors import ConfigError
 
@@ -74,10 +75,9 @@ class KvManager:
             None  # with those of the blocks of a released table
         )
 
-    def new_table(self, namespace: str | None = None) -> SequenceBlocks:
-        """An empty table. Tables of different namespaces never share content through the prefix index."""
-        root = b"" if namespace is None else b"salt" + namespace.encode("utf-8", "surrogatepass")
-        return SequenceBlocks(_digest(root))
+    def new_table(self, cache_salt: str | None = None) -> SequenceBlocks:
+        """An empty table. Tables of different salts never share content through the prefix index."""
+        return SequenceBlocks(salt_digest(cache_salt))
 
     @property
     def num_available(self) -> int:
@@ -294,4 +294,4 @@ def _short(digest: bytes) -> int:
     return int.from_bytes(digest[-8:])
 
 
-_ROOT = _digest(b"")  # of sequences without a namespace
+_ROOT = salt_digest(None)

@@ -8,7 +8,7 @@ published as if another sequence had computed them, the sequence goes back to th
     queue ──begin──▶ waits for a _Load ──loaded──▶ queue ──▶ starts behind a longer cached prefix
 
 So nothing else knows of the disk, no step waits for it, and what cannot be read is computed. A digest covers the
-namespace of its sequence, so a prefix is found by sequences of its namespace alone, as in memory.
+cache_salt of its sequence, so a prefix is found by sequences of its salt alone, as in memory.
 """
 
 import logging
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, field
 
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.kv_memory import KvMemory
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.control.kv_file import KvFile, state_digests
@@ -47,7 +48,7 @@ class _Load:
     has_state: bool = False
 
 
-class KvDisk:
+class KvDisk(Companion):
     """file: is closed with it. memory: of the data plane. snapshots: None: the model has no recurrent states.
 
     least_gain: tokens that a sequence waits for.

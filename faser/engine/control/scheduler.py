@@ -26,7 +26,6 @@ from faser.engine.contract.plan import (
     DraftPlan,
     DraftRequest,
     SequenceStart,
-    StateSave,
     StepDeltas,
     StepPlan,
     StepResult,
@@ -111,11 +110,9 @@ class Scheduler:
         self._running: list[Sequence] = []  # best first
         self._decoding = Decoding(kv)  # of these
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._lent_slot: int | None = None  # to what the engine does when it is idle
         self._released: list[int] = []  # slots that the data plane still has to release
         self._in_flight: deque[_StepInFlight] = deque()  # at most two
         self._step = 0
-        self.on_finished: Callable[[Sequence], None] | None = None  # called with every sequence that ends
         self._num_added = 0
         self._num_preemptions = 0
         self._prompt_tokens = 0
@@ -151,8 +148,6 @@ class Scheduler:
             self._waiting.add(sequence)
         if len(sequences) > num_first:
             self._waiting_for_prefix[request.request_id] = sequences[num_first:]
-        if sum(map(len, self._requests.values())) >= self._max_num_seqs:
-            self.take_slot_back()
 
     def reclassify(self, request: Request) -> None:
         """Put a request that waits where its new targets belong. One that has begun stays as it is.
@@ -199,32 +194,6 @@ class Scheduler:
         """The state has been compared. differed: and replaced."""
         assert self._speculation is not None
         self._speculation.watch.checked(check, differed=differed)
-
-    @property
-    def lent_slot(self) -> int | None:
-        """The slot that an idle engine uses for itself; None: it has none, or it was needed for a request."""
-        return self._lent_slot
-
-    def lend_slot(self) -> int:
-        """A slot for what an idle engine does, until take_slot_back, or until all slots are needed."""
-        assert not self._requests, "the engine is not idle"
-        assert self._lent_slot is None, "there is one such slot"
-        self._lent_slot = self._free_slots.pop(0)
-        return self._lent_slot
-
-    def take_slot_back(self) -> None:
-        """The lent slot is a free one again, once the next step has released it. Idempotent."""
-        if self._lent_slot is not None:
-            self._released.append(self._lent_slot)
-            self._free_slots.insert(0, self._lent_slot)
-            self._lent_slot = None
-
-    def begin_idle_step(self) -> tuple[int, tuple[StateSave, ...], tuple[int, ...]]:
-        """The number of a step that is not planned here, the states it must save, the slots it must release."""
-        assert not self._in_flight, f"step {self._step} has not been committed"
-        self._step += 1
-        saves = () if self._snapshots is None else self._snapshots.take_saves()
-        return self._step, saves, self._take_released()
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -354,7 +323,7 @@ class Scheduler:
         missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
         if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(
+        if self._speculation is not None and not self._speculation.passes_over(
             len(decoding), prompts=len(following) > len(decoding)
         ):
             return None
@@ -538,8 +507,7 @@ class Scheduler:
         self._waiting.check_invariants()
         assert all(a.priority_key < b.priority_key for a, b in pairwise(self._running))
         slots = [sequence.slot for sequence in self._running]
-        lent = [] if self._lent_slot is None else [self._lent_slot]
-        assert Counter([*slots, *lent, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
         self._decoding.check(self._running)
         for sequence in self._running:
             assert sequence.status is Status.RUNNING
@@ -878,8 +846,6 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._waiting.leave(sequence)
         sequence.status = Status.FINISHED
-        if self.on_finished is not None:
-            self.on_finished(sequence)
         samples = self._requests[request_id]
         samples.remove(sequence)
         if not samples:
@@ -921,7 +887,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                namespace=sequence.request.cache_salt,
+                cache_salt=sequence.request.cache_salt,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
             )

@@ -8,6 +8,7 @@ are inputs of the next one.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
 from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
@@ -26,12 +27,13 @@ from faser.engine.execution.sampling.verify import matched
 class StepInFlight(LaunchedStep):
     """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
 
-    forwarded_s: when the forward was on its way to the device.
+    forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads.
     """
 
     sampling: DraftLayout
     pending: PendingTokens | None
     forwarded_s: float
+    experts: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +41,14 @@ class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
         collected.
-    prepared_s: as in StepResult.
+    prepared_s, experts: as in StepResult.
     """
 
     tokens: StepTokens
     began_s: float
     ended_s: float
     prepared_s: float
+    experts: int
 
 
 class AsyncSteps:
@@ -59,7 +62,8 @@ class AsyncSteps:
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward and the choice of tokens; waits for neither."""
-        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
+        fed = replace(batch, feedback=self._feedback(plan.rows, batch))
+        _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         pending = None
@@ -67,7 +71,12 @@ class AsyncSteps:
             metadata = self._sampler.metadata(sampling.slots, sampling.positions)
             pending = self._runner.sample(numbers, metadata)
         self._last = StepInFlight(
-            plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
+            plan=plan,
+            sampling=sampling,
+            pending=pending,
+            began_s=began_s,
+            forwarded_s=forwarded_s,
+            experts=experts,
         )
         return self._last
 
@@ -86,6 +95,7 @@ class AsyncSteps:
             began_s=began_s,
             ended_s=self._collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
+            experts=launched.experts(),
         )
 
     def _feedback(self, rows: StepRows, batch: RowBatch) -> TokenFeedback | None:

@@ -32,15 +32,15 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
-# Rows and batch as the forward returned them (it may cut drafts), and the tokens of each sequence.
-_VerifiedRows = tuple[StepRows, RowBatch, StepTokens]
+# Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
+_VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -90,7 +90,6 @@ class ModelExecutor:
         self._forward = PlainForward() if speculation is None else speculation.forward
         self._states = None if speculation is None else speculation.states
         self._drafts = ProposedDrafts()
-        self._undrafted: set[int] = set()  # slots that the drafter knows nothing of
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
         self._next_tokens = NextTokens(
             runner,
@@ -103,6 +102,12 @@ class ModelExecutor:
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
+
+    def without_drafter(self) -> "ModelExecutor":
+        """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
+        return ModelExecutor(
+            self._runner, self._sampler, self._table, max_logit_rows=self._prompt_logprobs.max_logit_rows
+        )
 
     @property
     def lanes(self) -> Lanes | None:
@@ -135,11 +140,9 @@ class ModelExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
-        before = self._runner.experts_read
         verified = self._verify(plan.rows, self._gather(plan)).wait()
-        experts = self._runner.experts_read - before
         self._drafts.drop()
-        return self._finish(plan, verified, began_s, experts=experts, prepares=self._device_computes)
+        return self._finish(plan, verified, began_s, prepares=self._device_computes)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -179,6 +182,7 @@ class ModelExecutor:
             began_s=collected.began_s,
             ended_s=collected.ended_s,
             prepared_s=collected.prepared_s,
+            experts=collected.experts,
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
@@ -189,10 +193,13 @@ class ModelExecutor:
 
     def _verify(self, rows: StepRows, batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
-        rows, batch = self._forward.run(self._runner, rows, batch)
+        runner = self._runner
+        (rows, batch), experts = with_experts_counted(
+            runner, rows.samples, lambda: self._forward.run(runner, rows, batch)
+        )
         self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
-        return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
+        return PendingResult(lambda: (rows, batch, finding.wait(), experts()), launches_more=finding.launches_more)
 
     def _finish(
         self,
@@ -201,14 +208,13 @@ class ModelExecutor:
         began_s: float,
         ended_s: float | None = None,
         *,
-        experts: int = 0,
         prepares: bool = False,
     ) -> StepResult:
         """Take in what a step sampled, and read the prompt log probabilities off its forward.
 
         ended_s: None: now. prepares: the device had no work until the forward was on its way.
         """
-        rows, batch, tokens = verified
+        rows, batch, tokens, experts = verified
         self._forward.learn(tokens)
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)
@@ -220,7 +226,6 @@ class ModelExecutor:
             began_s=began_s,
             ended_s=time.perf_counter() if ended_s is None else ended_s,
             prepared_s=self._forwarded_s - began_s if prepares else 0.0,
-            saved_s=self._forward.saved_s,
             experts=experts,
             num_cut={at: count for at, count in enumerate(cut) if count},
             prompt_logprobs=prompt_logprobs,
@@ -234,7 +239,6 @@ class ModelExecutor:
         began_s: float,
         ended_s: float,
         prepared_s: float,
-        saved_s: float = 0.0,
         experts: int = 0,
         num_cut: Mapping[int, int] = _NOTHING,
         prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
@@ -248,7 +252,6 @@ class ModelExecutor:
             run_s=ended_s - began_s,
             began_s=began_s,
             prepared_s=prepared_s,
-            saved_s=saved_s,
             experts=experts,
             pruning=self._forward.stats,
             draft_kv=self._held_by_drafter(plan),
@@ -270,7 +273,7 @@ class ModelExecutor:
         if self._speculation is None or self._speculation.draft_kv is None:
             return ()
         held = self._speculation.draft_kv.num_held
-        return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
+        return tuple([held(start.slot) for start in plan.started])
 
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
         """Return the proposals without tokens that the structure of an answer forbids."""
@@ -293,9 +296,7 @@ class ModelExecutor:
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)
-            if not start.drafts:
-                self._undrafted.add(start.slot)
-            elif self._speculation is not None:
+            if self._speculation is not None:
                 self._speculation.drafter.start(start)
             self._prompt_logprobs.start(start)
         for slot, new_blocks in plan.rows.new_blocks.items():
@@ -308,14 +309,6 @@ class ModelExecutor:
             self._sampler.accept(repeated(slots, counts), token_ids)
         if self._speculation is None:
             return
-        undrafted = self._undrafted
-        if undrafted and not undrafted.isdisjoint(slots):
-            token_ids = [
-                token_id
-                for slot, token_id in zip(repeated(slots, counts), token_ids, strict=True)
-                if slot not in undrafted
-            ]
-            counts = [0 if slot in undrafted else count for slot, count in zip(slots, counts, strict=True)]
         if 0 in counts:
             slots, counts = list(compress(slots, counts)), list(compress(counts, counts))
         self._speculation.drafter.commit(slots, counts, token_ids)
@@ -324,9 +317,7 @@ class ModelExecutor:
         for slot in slots:
             self._sampler.release(slot)
             self._prompt_logprobs.release(slot)
-            if slot in self._undrafted:
-                self._undrafted.remove(slot)
-            elif self._speculation is not None:
+            if self._speculation is not None:
                 self._speculation.drafter.release(slot)
 
 

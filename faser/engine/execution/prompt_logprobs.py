@@ -17,7 +17,7 @@ class PromptLogprobs:
 
     def __init__(self, runner: Runner, *, max_logit_rows: int) -> None:
         self._runner = runner
-        self._max_logit_rows = max_logit_rows
+        self.max_logit_rows = max_logit_rows
         self._asking: dict[int, SequenceStart] = {}
 
     def start(self, start: SequenceStart) -> None:
@@ -51,8 +51,8 @@ class PromptLogprobs:
         targets = asked.token_ids[first + 1 : min(first + count + 1, asked.prompt_len)]
         first_row = last_row + 1 - count
         scored: list[PositionLogprobs] = []
-        for at in range(0, len(targets), self._max_logit_rows):
-            part = list(targets[at : at + self._max_logit_rows])
+        for at in range(0, len(targets), self.max_logit_rows):
+            part = list(targets[at : at + self.max_logit_rows])
             logits = self._runner.logits(range(first_row + at, first_row + at + len(part)))
             scored += position_logprobs(logits, part, [num_top] * len(part))
         return tuple(scored)

@@ -11,10 +11,10 @@ For drafts that are point masses this equals cutting the draft to x1, x2 before 
 whatever leaves. Source: FASER, arXiv 2604.20503.
 
 The executor knows VerificationForward only. EarlyPruning is the way through the forward; PruneGate decides by
-measurements alone when it looks, when rows leave, and from which rank on a token is flagged.
+verified tokens alone when it looks, when rows leave, and from which rank on a token is flagged. It saves nothing
+on the models measured so far (docs/measurements.md), so it is off by default.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StepRows
-from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import StepTokens
@@ -38,14 +37,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-AUTO, ON, OFF = MODES = ("auto", "on", "off")
 LOOK_AFTER = 1 / 6  # of the layers; later looks know more and save less (benchmarks/results/prune)
-LOOK_EVERY = 20  # steps with drafts, while pruning pays or might
-LOOK_OFTEN = 4  # the same in mode `on` before any rank is known to be too low
-_LOOK_SELDOM = 640  # the same where even the best pruning would save nothing
-_FOLLOW = 0.1  # weight of the newest step in running means
-_LEAST_GAIN = 0.01  # of the step's time: a smaller gain is noise
-_PROMISING = 0.5  # share of the drafted rows that leaves at best
+LOOK_EVERY = 20  # steps with drafts, of which one cuts nothing, so that every rank is verified now and then
+LOOK_OFTEN = 4  # the same before any rank is known to be too low
 _MOST_FALSE = 0.02  # share of the flagged tokens that may have been right
 _Z = 2.326  # 99 %, one-sided: the smallest of many ranks is taken, after every step anew
 _KEPT = 0.5 ** (1 / 20_000)  # weight that counted tokens keep when one more is counted
@@ -55,12 +49,8 @@ _NUM_BUCKETS = 32  # of ranks 0, 1, 2 … 3, 4 … 7, …
 class VerificationForward(Protocol):
     """Called as run, then learn, for every synchronous step.
 
-    saved_s: seconds that the last step took less because drafts were cut in it, as far as can be predicted.
     stats: counters since the start of the engine; None where drafts are never cut.
     """
-
-    @property
-    def saved_s(self) -> float: ...
 
     @property
     def stats(self) -> PruneStats | None: ...
@@ -77,7 +67,6 @@ class VerificationForward(Protocol):
 class PlainForward:
     """All rows go through all layers."""
 
-    saved_s = 0.0
     stats: PruneStats | None = None
 
     def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
@@ -152,35 +141,23 @@ class EarlyPruning:
         self._ranks: Ints = np.zeros(0, dtype=np.int64)
         self._flagged: Bools = np.zeros(0, dtype=np.bool_)
         self._num_stayed = 0  # drafted rows that went through all layers in a step that prunes
-        self.saved_s = 0.0
         self.stats = PruneStats()
 
-    def use(self, mode: str | None) -> None:
-        """Prune as in another mode (auto, on, off) from the next step on; None: as configured. For measurements.
-
-        What was learned stays. Raises ConfigError for an unknown mode.
-        """
-        self._gate.use(mode)
-
     def run(self, runner: Runner, rows: StepRows, batch: RowBatch, /) -> tuple[StepRows, RowBatch]:
-        self._drafted, self._num_stayed, self.saved_s = None, 0, 0.0
+        self._drafted, self._num_stayed = None, 0
         num_drafts = sum(rows.num_drafts)
-        action = self._gate.decide(batch.num_rows, num_drafts) if num_drafts else Action.RUN_WHOLE
+        action = self._gate.decide() if num_drafts else Action.RUN_WHOLE
         if action is Action.RUN_WHOLE:
             runner.forward(batch)
             return rows, batch
         runner.begin(batch)
         runner.advance(self._layer)
-        began_s = time.perf_counter()
         prunes = action is Action.PRUNE
         staying = self._look(runner, PreviewRows.of(rows, batch))
         num_leaving = num_drafts - int(staying.sum())
         if prunes:
             self._num_stayed = num_drafts - num_leaving
-            self.saved_s = self._gate.saving_s(batch.num_rows, num_leaving)
             rows, batch = _cut_drafts(runner, rows, batch, staying)
-        seconds = time.perf_counter() - began_s
-        self._gate.looked(num_drafts, num_leaving, seconds)
         before = self.stats
         self.stats = replace(
             before,
@@ -188,7 +165,6 @@ class EarlyPruning:
             pruned_steps=before.pruned_steps + prunes,
             drafted_rows=before.drafted_rows + num_drafts,
             pruned_rows=before.pruned_rows + (num_leaving if prunes else 0),
-            seconds=before.seconds + seconds,
         )
         runner.advance()
         return rows, batch
@@ -213,7 +189,7 @@ class EarlyPruning:
             flagged=before.flagged + int(flagged.sum()),
             false_prunes=before.false_prunes + int((flagged & accepted).sum()),
         )
-        self._gate.learn(self._ranks[verified], accepted[verified], int(num_tokens.sum()))
+        self._gate.learn(self._ranks[verified], accepted[verified])
         self._drafted = None
 
     def _look(self, runner: Runner, drafted: PreviewRows) -> Ints:
@@ -251,123 +227,41 @@ class Action(Enum):
 
 
 class PruneGate:
-    """One for an engine. mode: `auto` prunes where it expects a gain, `on` wherever a rank is known to be too low.
+    """The rank from which on drafted tokens are flagged, learned from verified tokens."""
 
-    steps: measured seconds of target steps. max_rows: of a step, at most. share_after: of the layers, those after
-    the look.
-
-    gain: share of the step's time that pruning is expected to save, as a running mean. active: whether the gate
-    believes in a gain. Both are only to be read.
-    """
-
-    def __init__(self, mode: str, steps: CostTable, *, max_rows: int, share_after: float) -> None:
-        assert mode in (AUTO, ON), f"early pruning that is {mode} has no gate"
-        self._configured_mode = mode
-        self.use(None)
-        self._seconds = steps.dense(max_rows)
-        self._share_after = share_after
+    def __init__(self) -> None:
         self._seen = np.zeros((_NUM_BUCKETS, 2))  # verified tokens by rank, rejected and accepted
         self._least = _NUM_BUCKETS  # the bucket of ranks from which on a token is flagged
-        self._false_share = 1.0  # bound on the share of flagged tokens that are right
-        self._leaving_share = 0.0  # of the drafted rows
-        self._look_s = 0.0
-        self._num_looks = 0
-        self._step_tokens = 1.0  # of a step, as a running mean
-        self._since_look = 0
-        self.gain = 0.0
-        self.active = False
+        self._since_look = LOOK_EVERY
 
-    def use(self, mode: str | None) -> None:
-        """Work in this mode from the next step on, `off` included; None: in the configured mode.
-
-        What it has learned stays. Raises ConfigError for an unknown mode.
-        """
-        mode = mode or self._configured_mode
-        _check_mode(mode)
-        self._mode = mode
-
-    def decide(self, num_rows: int, num_drafts: int) -> Action:
-        """Choose the action of a step of num_rows rows, num_drafts of them drafted."""
-        if self._mode == OFF:
-            return Action.RUN_WHOLE
+    def decide(self) -> Action:
+        """Choose the action of a step that has drafts."""
+        can_flag = self._least < _NUM_BUCKETS
         self._since_look += 1
-        if not self._num_looks or self._since_look >= self._interval(num_rows, num_drafts):
+        if self._since_look >= (LOOK_EVERY if can_flag else LOOK_OFTEN):
             self._since_look = 0
             return Action.LOOK
-        if not self._can_flag:
-            return Action.RUN_WHOLE
-        self._follow_gain(self._gain_s(num_rows, num_drafts) / max(self._seconds[num_rows], 1e-9))
-        return Action.PRUNE if self.active or self._mode == ON else Action.RUN_WHOLE
+        return Action.PRUNE if can_flag else Action.RUN_WHOLE
 
     def flags(self, ranks: Ints) -> Bools:
         """Return whether tokens of these ranks will clearly be rejected: [T]."""
         flagged: Bools = _buckets(ranks) >= self._least
         return flagged
 
-    def saving_s(self, num_rows: int, num_leaving: float) -> float:
-        """Seconds that a step of num_rows rows takes less without num_leaving of them, which may be a fraction.
-
-        Step times are a staircase: rows that cross no edge of it save nothing.
-        """
-        whole = int(num_leaving)
-        here_s, below_s = self._seconds[[max(num_rows - whole, 1), max(num_rows - whole - 1, 1)]]
-        shorter_s = here_s + (num_leaving - whole) * (below_s - here_s)
-        return float(self._seconds[num_rows] - shorter_s) * self._share_after
-
-    def looked(self, num_drafts: int, num_leaving: int, seconds: float) -> None:
-        """num_leaving of num_drafts rows leave after a look, or would. seconds: of looking and of leaving."""
-        weight = max(_FOLLOW, 1 / (self._num_looks + 1))
-        self._num_looks += 1
-        self._look_s += weight * (seconds - self._look_s)
-        self._leaving_share += weight * (num_leaving / max(num_drafts, 1) - self._leaving_share)
-
-    def learn(self, ranks: Ints, accepted: Bools, num_tokens: int) -> None:
-        """Learn from ranks [T] of tokens that were looked at and then verified. num_tokens: of the whole step.
+    def learn(self, ranks: Ints, accepted: Bools) -> None:
+        """Learn from ranks [T] of tokens that were looked at and then verified.
 
         The least rank that is flagged is the smallest of at least 1 from which on no more than 2 % of the tokens
         were accepted, by Wilson's upper confidence bound. That takes at least 266 rejected tokens.
         """
-        self._step_tokens += _FOLLOW * (num_tokens - self._step_tokens)
         if not len(ranks):
             return
         self._seen *= _KEPT ** len(ranks)
         np.add.at(self._seen, (_buckets(ranks), accepted.astype(np.int64)), 1.0)
         beaten = self._seen[::-1].cumsum(0)[::-1]  # of at least this rank
-        bounds = upper_share(beaten[:, 1], beaten.sum(1))
-        low = bounds <= _MOST_FALSE
+        low = upper_share(beaten[:, 1], beaten.sum(1)) <= _MOST_FALSE
         low[0] = False  # a token that nothing beats is never flagged
         self._least = int(low.argmax()) if low.any() else _NUM_BUCKETS
-        self._false_share = float(bounds[self._least]) if low.any() else 1.0
-
-    @property
-    def _can_flag(self) -> bool:
-        return self._least < _NUM_BUCKETS
-
-    def _interval(self, num_rows: int, num_drafts: int) -> int:
-        """Steps from one look to the next."""
-        if self._mode == ON and not self._can_flag:
-            return LOOK_OFTEN
-        if self._mode == ON or self.active:
-            return LOOK_EVERY
-        best_s = self.saving_s(num_rows, _PROMISING * num_drafts) - self._look_s
-        return LOOK_EVERY if best_s > _LEAST_GAIN * self._seconds[num_rows] else _LOOK_SELDOM
-
-    def _gain_s(self, num_rows: int, num_drafts: int) -> float:
-        """Seconds saved, less the look, less the tokens that false prunes lose.
-
-        Counts every row that leaves as a false prune with the bound's share.
-        """
-        leaving = self._leaving_share * num_drafts
-        token_s = self._seconds[num_rows] / max(self._step_tokens, 1.0)
-        return float(self.saving_s(num_rows, leaving) - self._look_s - leaving * self._false_share * token_s)
-
-    def _follow_gain(self, gain: float) -> None:
-        """Hysteresis: active from a gain that is more than noise, inactive at a loss, both as running means."""
-        self.gain += _FOLLOW * (gain - self.gain)
-        if self.gain > _LEAST_GAIN:
-            self.active = True
-        elif self.gain < 0:
-            self.active = False
 
 
 def _buckets(ranks: Ints) -> Ints:
@@ -385,37 +279,24 @@ def upper_share(good: Floats, total: Floats) -> Floats:
     return np.where(total > 0, np.minimum(upper, 1.0), 1.0)
 
 
-def make_early_pruning(
-    mode: str, config: SpeculationConfig, steps: CostTable, *, num_layers: int, max_rows: int
-) -> EarlyPruning | None:
-    """None where the engine never prunes. steps, max_rows: as in PruneGate. num_layers: of the target.
+def make_early_pruning(config: SpeculationConfig, *, num_layers: int) -> EarlyPruning:
+    """Return the forward of an engine that prunes. num_layers: of the target.
 
-    Raises ConfigError for an unknown mode, for `on` where drafts cannot be pruned exactly, and for a target of one
-    layer.
+    Raises ConfigError where drafts cannot be pruned exactly, and for a target of one layer.
     """
-    _check_mode(mode)
-    obstacle = _obstacle(config)
-    if mode == ON and obstacle is not None:
+    obstacle = _obstacle(config, num_layers)
+    if obstacle is not None:
         raise ConfigError(f"early pruning cannot be on: {obstacle}")
-    if mode == OFF or obstacle is not None:
-        return None
-    if num_layers < 2:
-        raise ConfigError(f"early pruning needs a target of at least 2 layers; this one has {num_layers}")
-    layer = max(1, round(num_layers * LOOK_AFTER))
-    gate = PruneGate(mode, steps, max_rows=max_rows, share_after=1 - layer / num_layers)
-    return EarlyPruning(gate, layer=layer)
+    return EarlyPruning(PruneGate(), layer=max(1, round(num_layers * LOOK_AFTER)))
 
 
-def _check_mode(mode: str) -> None:
-    if mode not in MODES:
-        raise ConfigError(f"early pruning is {mode!r}; it must be one of {', '.join(MODES)}")
-
-
-def _obstacle(config: SpeculationConfig) -> str | None:
+def _obstacle(config: SpeculationConfig, num_layers: int) -> str | None:
     if config.policy == "off":
         return "policy off never drafts"
     if config.synthetic:
         return "synthetic rejection accepts drafts without looking at them"
     if config.draft_sample_method == "probabilistic":
         return "drafts that are drawn (draft_sample_method probabilistic) are verified with their probabilities"
+    if num_layers < 2:
+        return f"it needs a target of at least 2 layers, and this one has {num_layers}"
     return None

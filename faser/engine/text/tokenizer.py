@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from faser.engine.checkpoints.files import refuse_special_files
-from faser.engine.text.tokenizer_settings import TokenizerSettings, read_settings
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings, read_settings
 from faser.engine.text.vocabulary import LengthBound, TokenSpelling
 from faser.errors import ModelError, RequestError
 
@@ -149,7 +149,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises ModelError that names the file if it is missing, broken or unsupported.
     """
     if path.is_file():
-        from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer  # imports the gguf library
+        from faser.engine.checkpoints.gguf_tokenizer import read_gguf_tokenizer  # imports the gguf library
 
         return Tokenizer(*read_gguf_tokenizer(path))
     refuse_special_files(path)

@@ -27,7 +27,7 @@ class Texts(Protocol):
     method_ids: Ints
 
 
-class NativeAcceptance:
+class CompiledAcceptance:
     """Native estimates of contract/native_acceptance.py. Keeps the arrays alive; one caller at a time."""
 
     def __init__(

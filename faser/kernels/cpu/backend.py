@@ -9,6 +9,7 @@ import mmap
 import os
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -33,7 +34,7 @@ from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
-from faser.kernels.interface.shapes import AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
@@ -318,7 +319,23 @@ class NativeBackend:
         )
         return out
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+    def count_experts(self) -> Callable[[], int]:
+        count = self.experts_read
+        return lambda: count
+
+    def row_slots(self, _plan: AttentionPlan) -> None:
+        """See Backend."""
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
+        assert slots is None, "steps are not padded"
         of_router = x if routed_by is None else routed_by
         assert x.is_contiguous()
         assert of_router.is_contiguous()

@@ -82,8 +82,28 @@ class ExpertsStruct(ctypes.Structure):
     )
 
 
+class ExpertsBesideStruct(ctypes.Structure):
+    """FaserExpertsBeside: addresses."""
+
+    _fields_ = tuple(
+        (name, c_void_p) for name in ("experts", "norm", "router_norm", "norm_after", "norm_after_network")
+    )
+
+
+class TokenInputsStruct(ctypes.Structure):
+    """FaserTokenInputs. norm, room: addresses."""
+
+    _fields_ = (
+        ("gate", AnyLinearStruct),
+        ("out", AnyLinearStruct),
+        ("norm", c_void_p),
+        ("room", c_void_p),
+        ("stride", c_int64),
+    )
+
+
 class FeedForwardStruct(ctypes.Structure):
-    """FaserFeedForward. Norms, experts: addresses."""
+    """FaserFeedForward. Norms, experts, beside, token_inputs: addresses."""
 
     _fields_ = (
         ("attention_out", AnyLinearStruct),
@@ -93,6 +113,9 @@ class FeedForwardStruct(ctypes.Structure):
         ("norm_after_attention", c_void_p),
         ("norm_after", c_void_p),
         ("experts", c_void_p),
+        ("beside", c_void_p),
+        ("token_inputs", c_void_p),
+        ("scale", c_float),
     )
 
 
@@ -172,7 +195,7 @@ class StatesOfStepStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. Angles, norms, states, delta_net, short_conv: addresses."""
+    """FaserLayer. Angles, norms, states, delta_net, short_conv, lent: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
@@ -180,7 +203,7 @@ class LayerStruct(ctypes.Structure):
         ("heads", HeadsStruct),
         *(
             (name, c_void_p)
-            for name in ("angles", "query_angles", "q_norm", "k_norm", "wide_q_norm", "wide_k_norm")
+            for name in ("angles", "query_angles", "q_norm", "k_norm", "v_norm", "wide_q_norm", "wide_k_norm")
         ),
         ("eps", c_float),
         ("states", c_void_p),
@@ -189,6 +212,8 @@ class LayerStruct(ctypes.Structure):
         ("rates", NormedLinearStruct),
         ("delta_net", c_void_p),
         ("short_conv", c_void_p),
+        ("kv_layer", c_int64),
+        ("lent", c_void_p),
     )
 
 

@@ -129,15 +129,15 @@ class TextIndex:
     def num_bytes(self) -> int:
         return int(self._library.faser_texts_bytes(self.address))
 
-    def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, namespace: int = 0) -> None:
+    def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, salt: bytes = b"") -> None:
         """A text begins. unsaid: index of the first token that goes into the corpus when the text is closed.
 
-        namespace: only texts of the same one find it there.
+        salt: a digest, of which 64 bits count; only texts of the same salt find it there.
         """
         assert 0 <= unsaid <= len(token_ids), (unsaid, len(token_ids))
         tokens = _packed(token_ids)
         done = self._library.faser_texts_open(
-            self.address, number, tokens.buffer_info()[0], len(tokens), unsaid, namespace % 2**64
+            self.address, number, tokens.buffer_info()[0], len(tokens), unsaid, int.from_bytes(salt[-8:])
         )
         _check(done, (number,), token_ids)
 

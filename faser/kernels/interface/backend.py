@@ -6,6 +6,8 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -118,8 +120,12 @@ class Backend(Protocol):
     def experts_read(self) -> int:
         """Count the experts' weights read so far; those of each layer and each call count by themselves.
 
-        Shared ones do not count: every call reads them.
+        Shared ones do not count: every call reads them. Waits for the device; count_experts does not.
         """
+        ...
+
+    def count_experts(self) -> Callable[[], int]:
+        """Return a call that gives experts_read as of now, and waits until all work launched so far is done."""
         ...
 
     def row_edges(self, most: int) -> tuple[int, ...]:
@@ -226,6 +232,13 @@ class Backend(Protocol):
         """Digest a layout once per step; every layer of the step uses the result. Copies what it keeps."""
         ...
 
+    def row_slots(self, plan: AttentionPlan) -> Tensor | None:
+        """Return where the cache stores each row, [R] int64 on the device: below 0 for padding.
+
+        None: no row of any plan is padding.
+        """
+        ...
+
     def rope_append(
         self,
         qkv: Tensor,
@@ -276,14 +289,23 @@ class Backend(Protocol):
         """
         ...
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None, /) -> None:
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        /,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
         are renormalised, times the scales; or sigmoids, see Experts. routed_by: [R, H], what the router sees;
         None: x. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the weights,
-        the shared expert last, and is rounded once. x, hidden: [R, H]. Raises ConfigError where has_experts is
-        False.
+        the shared expert last, and is rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no
+        experts, and what hidden becomes there is arbitrary. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -352,7 +374,7 @@ class SeparateBlocks:
             self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
             normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
             if self._ranks is None:
-                self._backend.experts(normed, block.experts, hidden)
+                self._backend.experts(normed, block.experts, hidden, slots=buffers.slots)
             else:
                 part = torch.zeros_like(hidden)
                 self._backend.experts(normed, block.experts, part)
@@ -388,7 +410,11 @@ class SeparateBlocks:
         routed_by = backend.rms_norm(hidden, beside.router_norm, eps, torch.empty_like(hidden))
         given = torch.zeros_like(hidden)
         backend.experts(
-            backend.rms_norm(hidden, beside.norm, eps, buffers.normed), beside.experts, given, routed_by
+            backend.rms_norm(hidden, beside.norm, eps, buffers.normed),
+            beside.experts,
+            given,
+            routed_by,
+            slots=buffers.slots,
         )
         backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
         backend.rms_norm(both, after, eps, hidden, residual=hidden)
@@ -399,7 +425,7 @@ class SeparateBlocks:
         room = given.room[: hidden.shape[0]]
         size = room.shape[1] // 2
         self._backend.linear(hidden, given.gate, room[:, :size])
-        inner = self._backend.gate(room, hidden.new_empty((hidden.shape[0], size)), block.activation)
+        inner = self._backend.gate(room, room[:, :size], block.activation)
         self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
     def _add(
@@ -431,6 +457,11 @@ class SeparateLayers:
         self._backend = backend
         self._blocks = blocks
 
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return none: the backend has no call for whole layers, or those of ranks are in parts."""
+        del stack
+        return ()
+
     def run(
         self,
         stack: DecoderStack,
@@ -444,7 +475,8 @@ class SeparateLayers:
         captures: bool = False,
         state_step: StateStep | None = None,
     ) -> None:
-        blocks, layers, scratch = self._blocks, stack.layers, buffers.block
+        blocks, layers = self._blocks, stack.layers
+        scratch = replace(buffers.block, slots=self._backend.row_slots(plan))
         if first < last and (product := layers[first].qkv) is not None:
             blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.columns), scratch)
         for number in range(first, last):

@@ -7,6 +7,7 @@ A unit ends with the product before the next attention, so that the end of one p
 one can be a single launch, across layers too. HeadDrafting makes all drafts of a head in one call.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -145,11 +146,15 @@ class MixedFeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBuffers:
-    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F]."""
+    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F].
+
+    slots: see Backend.row_slots; unchanged.
+    """
 
     normed: Tensor
     gate_up: Tensor
     inner: Tensor
+    slots: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +242,10 @@ class Blocks(Protocol):
 
 class Layers(Protocol):
     """Whole layers. Their results are those of Blocks and of the backend's attention."""
+
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return the layers that run in single operations on a backend that has one call for whole layers."""
+        ...
 
     def run(
         self,

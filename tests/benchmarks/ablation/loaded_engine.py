@@ -11,7 +11,6 @@ from faser.types import (
     EngineStats,
     FinishReason,
     MethodStats,
-    PruneStats,
     Request,
     SequenceError,
     SpeculationStats,
@@ -33,9 +32,7 @@ class LoadedEngine:
     now_s: float = 0.0
     slept_s: float = 0.0
     policy: str = "off"
-    pruned_rows: int = 0
     switches: list[tuple[object, ...]] = field(default_factory=list)
-    pruning_modes: list[str | None] = field(default_factory=list)
     asked: list[tuple[float, Request]] = field(default_factory=list)
     _open: dict[str, list[int]] = field(default_factory=dict)
     _wanted: dict[str, int] = field(default_factory=dict)
@@ -43,7 +40,6 @@ class LoadedEngine:
     _turns: list[int] = field(default_factory=lambda: [0, 0])
     _modes: dict[str, int] = field(default_factory=lambda: {"plain": 0, "serial": 0, "cores": 0})
     _mode: str = "plain"
-    _prunes: bool = False
 
     @property
     def clock(self) -> Clock:
@@ -62,11 +58,6 @@ class LoadedEngine:
         self.policy = name
         self._mode = "cores" if overlap == "auto" else "plain" if name == "off" else "serial"
 
-    def use(self, mode: str | None) -> None:
-        """As of EarlyPruning."""
-        self.pruning_modes.append(mode)
-        self._prunes = mode in ("auto", "on")
-
     def add(self, request: Request) -> None:
         assert request.request_id not in self._wanted, "every run has names of its own"
         self.asked.append((self.now_s, request))
@@ -83,7 +74,6 @@ class LoadedEngine:
     def step(self) -> tuple[SequenceDelta, ...]:
         self.now_s += STEP_S
         self._modes[self._mode] += 1
-        self.pruned_rows += _PRUNED_A_STEP * self._prunes
         return tuple(self._advance(name) for name in list(self._open)[: self.places])
 
     def stats(self) -> EngineStats:
@@ -94,7 +84,6 @@ class LoadedEngine:
             methods=methods,
             gammas=(("default", tuple(self._turns)),),
             mode_steps=tuple(self._modes.items()),
-            pruning=PruneStats(pruned_rows=self.pruned_rows),
         )
         return EngineStats(speculation=speculation if self.has_drafter else None)
 

@@ -37,7 +37,6 @@ def test_every_arm_serves_the_trace_and_all_answers_are_equal(
     assert 0 < fixed["gamma"] <= 3
     assert fixed["accepted_share"] > 0
     assert all(row["tokens_per_s"]["median"] > 0 and row["different"] == 0 for row in found["rows"])
-    assert all(row["pruned_share"] == 0 for row in found["rows"][:3])
     assert str(tmp_path.parent) not in json.dumps(found), "a result names no folder of its machine"
     assert "## Load 0.5 of capacity" in capsys.readouterr().out
 

@@ -35,7 +35,6 @@ def test_an_arm_that_there_is_not_is_refused_by_name() -> None:
 
 def test_each_arm_is_the_one_before_with_one_thing_more() -> None:
     by_name = {arm.name: arm for arm in ARMS}
-    lengths, pruning, overlap = (by_name[name] for name in ("+lengths", "+pruning", "+overlap"))
-    assert (lengths.policy, lengths.early_prune, lengths.overlap) == ("faser", "off", "off")
-    assert (pruning.policy, pruning.early_prune, pruning.overlap) == ("faser", "auto", "off")
-    assert (overlap.policy, overlap.early_prune, overlap.overlap) == ("faser", "auto", "auto")
+    lengths, overlap = (by_name[name] for name in ("+lengths", "+overlap"))
+    assert (lengths.policy, lengths.overlap) == ("faser", "off")
+    assert (overlap.policy, overlap.overlap) == ("faser", "auto")

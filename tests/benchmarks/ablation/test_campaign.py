@@ -17,7 +17,6 @@ def campaign_of(engine: LoadedEngine, *, repeats: int = 2, loads: tuple[float, .
     wanted = Wanted(arms=ARMS, seconds=10.0, repeats=repeats, loads=loads, max_tokens=9, clients=4, warm_s=3.0)
     return Campaign(
         engine=engine,
-        pruning=engine,
         wanted=wanted,
         trace=TRACE,
         prompts=PROMPTS,
@@ -32,7 +31,7 @@ def runs_of(campaign: Campaign) -> list[Run]:
 def test_arms_take_turns_as_drawn_and_every_run_is_there() -> None:
     campaign = campaign_of(LoadedEngine(), repeats=3, loads=(0.5, 1.0))
     found = runs_of(campaign)
-    assert len(found) == campaign.wanted.num_runs == 36
+    assert len(found) == campaign.wanted.num_runs == 24
     drawn = [arm.name for order in orders(ARMS, 3, seed=1) for arm in order]
     assert [run.arm for run in found] == drawn * 2
     assert [run.repeat for run in found] == [repeat for repeat in range(3) for _ in ARMS] * 2
@@ -60,22 +59,20 @@ def test_the_engine_is_told_what_an_arm_is_and_forgets_nothing() -> None:
     by_name = {arm.name: arm for arm in ARMS}
     expected = [by_name[run.arm] for run in found]
     assert engine.switches == [(arm.policy, arm.gamma, False, arm.overlap) for arm in expected]
-    assert engine.pruning_modes == [arm.early_prune for arm in expected]
 
 
-def test_what_left_early_and_what_was_drafted_ahead_is_counted_for_the_arm_that_did_it() -> None:
+def test_what_was_drafted_ahead_is_counted_for_the_arm_that_did_it() -> None:
     found = {run.arm: run for run in runs_of(campaign_of(LoadedEngine(), repeats=1))}
     for arm in ARMS:
         run = found[arm.name]
-        assert run.pruned_rows == (0 if arm.early_prune == "off" else 3 * run.cell.num_steps)
         assert run.ahead_steps == (run.cell.num_steps if arm.overlap == "auto" else 0)
 
 
 def test_answers_unlike_those_of_the_first_arm_are_counted() -> None:
     found = runs_of(campaign_of(LoadedEngine(wrong_policy="faser"), repeats=1))
-    right = {run.arm for run in found} - {"+lengths", "+pruning", "+pruning:on", "+overlap"}
+    right = {run.arm for run in found} - {"+lengths", "+overlap"}
     first = found[0].arm
-    assert sum(run.different for run in found) == COUNT * (len(right) if first not in right else 4)
+    assert sum(run.different for run in found) == COUNT * (len(right) if first not in right else 2)
     assert not any(run.different for run in runs_of(campaign_of(LoadedEngine())))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.ablation.drive import DEFAULT, Ask, Driven, Load, arms_named, closed_loop, open_loop, use
-from faser.errors import ConfigError, EngineError
+from benchmarks.ablation.drive import Ask, Driven, Load, closed_loop, open_loop
+from faser.errors import EngineError
 from tests.benchmarks.ablation.loaded_engine import STEP_S, LoadedEngine
 
 
@@ -91,11 +91,3 @@ def test_no_two_requests_share_a_salt_so_none_is_helped_by_another() -> None:
     salts = [request.cache_salt for _, request in engine.asked]
     assert None not in salts
     assert len(set(salts)) == len(salts) > 4
-
-
-def test_an_engine_without_pruning_serves_every_arm_that_prunes_nothing() -> None:
-    engine = LoadedEngine()
-    use(engine, None, DEFAULT)
-    assert engine.switches == [("faser", None, False, "off")]
-    with pytest.raises(ConfigError, match=r"\+pruning prunes drafts"):
-        use(engine, None, *arms_named(["+pruning"]))

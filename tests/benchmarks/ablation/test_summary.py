@@ -38,15 +38,12 @@ def cell_of(tokens_per_s: float, **counts: int) -> Figures:
     return summarise(outcome, "any", 1.0, duration_s=100.0, slo=Slo(tpot_ms=150.0))
 
 
-def run_of(
-    arm: str, repeat: int, cell: Figures, *, load: float = 1.0, pruned_rows: int = 0, ahead: int = 0
-) -> Run:
+def run_of(arm: str, repeat: int, cell: Figures, *, load: float = 1.0, ahead: int = 0) -> Run:
     return Run(
         arm=arm,
         repeat=repeat,
         load=load,
         cell=cell,
-        pruned_rows=pruned_rows,
         ahead_steps=ahead,
         different=repeat,
         pace=1.0,
@@ -138,11 +135,11 @@ def test_loads_are_rows_of_their_own_with_a_base_of_their_own() -> None:
 
 def test_shares_weigh_repeats_by_what_happened_in_them() -> None:
     given = [
-        run_of("+overlap", 0, cell_of(1.0, verified=100, accepted=50, num_steps=10), pruned_rows=20, ahead=10),
-        run_of("+overlap", 1, cell_of(1.0, verified=300, accepted=60, num_steps=30), pruned_rows=0, ahead=0),
+        run_of("+overlap", 0, cell_of(1.0, verified=100, accepted=50, num_steps=10), ahead=10),
+        run_of("+overlap", 1, cell_of(1.0, verified=300, accepted=60, num_steps=30), ahead=0),
     ]
     (row,) = rows_of(given, base="fixed:3")
-    assert (row.accepted_share, row.pruned_share, row.ahead_share) == (110 / 400, 20 / 420, 10 / 40)
+    assert (row.accepted_share, row.ahead_share) == (110 / 400, 10 / 40)
 
 
 def test_an_arm_is_as_many_times_as_good_as_the_base_as_it_is_faster_or_has_more() -> None:

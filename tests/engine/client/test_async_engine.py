@@ -443,7 +443,7 @@ def test_a_degraded_request_gets_its_class_back_while_it_waits(
         classes = {"agent": {"slo": {"ttft_ms": 60_000}, "admission": "batch"}, "batch": {}}
         config = replace(CONFIG, max_num_seqs=1, speculative_config={"classes": classes})
         metrics = Watched(model_name="tiny", max_model_len=256, speculation=config.speculation)
-        engine = AsyncEngine(config, tiny_checkpoint, tokenizer, transport=transport, metrics=metrics)
+        engine = AsyncEngine(config, tiny_checkpoint, tokenizer, transport=transport, observer=metrics)
         agent = replace(
             request("the", tokenizer, replace(GREEDY, max_tokens=2)),
             speculation=config.speculation.params_of("agent"),
@@ -669,7 +669,7 @@ def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
 
     async def scenario() -> None:
         engine = AsyncEngine(
-            CONFIG, tiny_checkpoint, tokenizer, supervision=Supervision(max_restarts=1), metrics=metrics
+            CONFIG, tiny_checkpoint, tokenizer, supervision=Supervision(max_restarts=1), observer=metrics
         )
         await engine.start()
         await engine.wait_ready()

@@ -10,7 +10,7 @@ import torch
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceRows, StepRows
-from faser.engine.contract.step_times import CostTable, StepTimes
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
@@ -27,7 +27,6 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Cores, Draft, OverlapResult, Partition, Verify
 from faser.engine.execution.pruning import (
-    ON,
     Action,
     Bools,
     EarlyPruning,
@@ -192,15 +191,12 @@ class RandomGate(PruneGate):
     """Knows nothing: any drafted token is flagged with this chance; look_share of the steps only look."""
 
     def __init__(self, seed: int, *, chance: float = 0.3, look_share: float = 0.0) -> None:
-        """Believes that every step takes 10 ms."""
-        steps = CostTable(rows=(1,), seconds=(0.01,))
-        super().__init__(ON, steps, max_rows=MAX_ROWS, share_after=0.5)
+        super().__init__()
         self._rng = np.random.default_rng(seed)
         self._chance = chance
         self._look_share = look_share
 
-    def decide(self, num_rows: int, num_drafts: int) -> Action:
-        assert 0 < num_drafts < num_rows
+    def decide(self) -> Action:
         return Action.LOOK if self._rng.random() < self._look_share else Action.PRUNE
 
     def flags(self, ranks: Ints) -> Bools:

@@ -67,7 +67,6 @@ class LastTokenCutter:
     """Cuts the last token of every draft before the forward, and remembers what it was called with."""
 
     def __init__(self) -> None:
-        self.saved_s = 0.0
         self.stats = PruneStats(drafted_rows=1)
         self.num_steps = 0
         self.learned: list[tuple[int, ...]] = []
@@ -82,7 +81,6 @@ class LastTokenCutter:
                 for each in rows
             )
         )
-        self.saved_s = 0.5 if shorter.num_drafts != rows.num_drafts else 0.0
         batch, _ = batch.compact(np.array(shorter.counts, dtype=np.int32))
         runner.forward(batch)
         return shorter, batch
@@ -188,10 +186,10 @@ def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner,
     assert drafter.committed == [(expected[0],), tuple(expected[1:4])]
 
 
-def test_the_plain_forward_saves_nothing(runner: Runner, expected: list[int]) -> None:
+def test_the_plain_forward_cuts_nothing(runner: Runner, expected: list[int]) -> None:
     drafter = GivenDrafter((expected[1],))
     result = verify(make_executor(runner, drafter), drafter, expected[0])
-    assert (result.saved_s, result.pruning) == (0.0, None)
+    assert (result.num_cut, result.pruning) == ({}, None)
 
 
 def test_a_forward_that_cuts_drafts_is_reported_and_learns_the_tokens(runner: Runner, expected: list[int]) -> None:
@@ -201,7 +199,7 @@ def test_a_forward_that_cuts_drafts_is_reported_and_learns_the_tokens(runner: Ru
     result = verify(make_executor(runner, drafter, cutter), drafter, expected[0])
     assert result.token_ids == expected[1:3]
     assert result.num_cut == {0: 1}
-    assert (result.saved_s, result.pruning) == (0.5, cutter.stats)
+    assert result.pruning == cutter.stats
     assert cutter.learned == [(expected[0],), tuple(expected[1:3])]
 
 
@@ -230,14 +228,6 @@ def test_launched_steps_bring_the_same_tokens_one_after_the_other(runner: Runner
         launched = following
     found.append(executor.collect(launched).by_sequence()[0])
     assert found == [(token_id,) for token_id in expected[:4]]
-
-
-def test_what_a_step_saved_is_not_reported_again_with_a_launched_one(runner: Runner, expected: list[int]) -> None:
-    drafter, cutter = GivenDrafter((expected[1],)), LastTokenCutter()
-    executor = make_executor(runner, drafter, cutter)
-    assert verify(executor, drafter, expected[0]).saved_s == 0.5
-    result = executor.collect(executor.launch(verifying_plan(expected[0], ())))
-    assert (result.saved_s, result.pruning) == (0.0, cutter.stats)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

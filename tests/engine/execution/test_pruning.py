@@ -1,11 +1,8 @@
 """Early pruning changes no token, flags what ranks low, and learns from what was verified and from nothing else.
 
-The gate's oracle is a hand-made staircase of step times.
-
 Planted bugs that these tests have caught: the rows of the next sequence pruned (an offset of one); the last
 flagged token taken for the first; a bonus token that equals the drafted one counted as a rejection; tokens after a
-rejection counted as rejected; the saving of all layers instead of those after the look; false prunes for free;
-hysteresis without its lower edge; a threshold by the share instead of its bound.
+rejection counted as rejected; a threshold by the share instead of its bound.
 """
 
 import os
@@ -20,16 +17,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.build import Built
 from faser.engine.contract.plan import SequenceRows, StepRows
-from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.engine import Engine
 from faser.engine.execution.pruning import (
     LOOK_EVERY,
     LOOK_OFTEN,
-    MODES,
     Action,
     Bools,
     EarlyPruning,
@@ -72,26 +66,17 @@ class GivenGate(RandomGate):
     def __init__(self, *, least: int = 1, prunes: bool = True) -> None:
         super().__init__(0)
         self._least_rank, self._prunes = least, prunes
-        self.leaving: list[int] = []
         self.lessons: list[tuple[int, bool]] = []
-        self.num_tokens = 0
 
-    def decide(self, num_rows: int, num_drafts: int) -> Action:
-        del num_rows, num_drafts
+    def decide(self) -> Action:
         return Action.PRUNE if self._prunes else Action.LOOK
 
     def flags(self, ranks: Ints) -> Bools:
         flagged: Bools = ranks >= self._least_rank
         return flagged
 
-    def looked(self, num_drafts: int, num_leaving: int, seconds: float) -> None:
-        del seconds
-        assert 0 <= num_leaving <= num_drafts
-        self.leaving.append(num_leaving)
-
-    def learn(self, ranks: Ints, accepted: Bools, num_tokens: int) -> None:
+    def learn(self, ranks: Ints, accepted: Bools) -> None:
         self.lessons += zip(ranks.tolist(), accepted.tolist(), strict=True)
-        self.num_tokens += num_tokens
 
 
 def given_ranks(ranks: Sequence[int], gate: PruneGate, layer: int = 2) -> EarlyPruning:
@@ -289,21 +274,19 @@ def test_the_first_flagged_token_and_all_after_it_leave(
     step: ForwardedStep, ranks: list[int], left: tuple[int, int]
 ) -> None:
     runner, batch, rows = step
-    gate = GivenGate(least=5)
-    shorter, narrowed = given_ranks(ranks, gate).run(runner, rows, batch)
+    pruning = given_ranks(ranks, GivenGate(least=5))
+    shorter, narrowed = pruning.run(runner, rows, batch)
     assert shorter.num_drafts == [left[0], 0, 0, left[1]]
     first, second, third, last = (each.token_ids for each in rows)
     assert [each.token_ids for each in shorter] == [first[: 1 + left[0]], second, third, last[: 1 + left[1]]]
     assert narrowed.token_ids.tolist() == shorter.token_ids
-    assert gate.leaving == [5 - sum(left)]
+    assert pruning.stats.pruned_rows == 5 - sum(left)
 
 
 def test_a_look_alone_prunes_nothing(step: ForwardedStep) -> None:
     runner, batch, rows = step
-    gate = GivenGate(least=0, prunes=False)
-    pruning = given_ranks([5] * 5, gate)
+    pruning = given_ranks([5] * 5, GivenGate(least=0, prunes=False))
     assert pruning.run(runner, rows, batch) == (rows, batch)
-    assert gate.leaving == [5]
     assert (pruning.stats.shadow_steps, pruning.stats.pruned_rows) == (1, 0)
 
 
@@ -351,7 +334,6 @@ def test_only_verified_tokens_are_learned_from(drafts: list[list[int]], data: st
     token_ids = [token_id for each in sampled for token_id in each]
     pruning.learn(StepTokens(counts=[*map(len, sampled)], token_ids=token_ids))
     assert gate.lessons == expected
-    assert gate.num_tokens == sum(map(len, sampled))
 
 
 def test_tokens_accepted_before_an_error_are_not_wasted() -> None:
@@ -377,138 +359,25 @@ def step_of(drafts: list[list[int]]) -> tuple[StepRows, RowBatch]:
     return step, table.gather(step)
 
 
-def test_a_cut_saves_the_layers_after_the_look() -> None:
-    """Of 8 rows 3 leave after a quarter of the layers; a step takes 1 s and 0.1 s for each row."""
-    steps = CostTable(rows=(1, 2), seconds=(1.1, 1.2))
-    gate = PruneGate("on", steps, max_rows=8, share_after=0.75)
-    assert gate.saving_s(8, 3) == pytest.approx(0.225)
-    assert gate.saving_s(8, 0.5) == pytest.approx(0.0375)
+def decisions(gate: PruneGate, count: int) -> list[Action]:
+    return [gate.decide() for _ in range(count)]
 
 
-def flat() -> CostTable:
-    """Bound by memory: rows cost nothing."""
-    return CostTable(rows=(1,), seconds=(STEP_S,))
-
-
-def rising() -> CostTable:
-    """Bound by arithmetic: a step takes as long as its rows."""
-    return CostTable(rows=(1, 2), seconds=(STEP_S / 64, STEP_S / 32))
-
-
-def stairs() -> CostTable:
-    """An edge between 40 and 41 rows, and none below."""
-    return CostTable(rows=(1, 40, 41, 64), seconds=(0.01, 0.01, 0.02, 0.02))
-
-
-def gate_of(steps: CostTable, *, mode: str = "auto") -> PruneGate:
-    return PruneGate(mode, steps, max_rows=64, share_after=10 / 12)
-
-
-def teach(gate: PruneGate, *, share: float, look_s: float = 1e-4, tokens: int = 32) -> None:
-    """As if looks had found that this share of drafted rows can leave."""
-    for _ in range(30):
-        gate.looked(100, round(100 * share), look_s)
-    gate.learn(np.full(1000, 9), np.zeros(1000, dtype=np.bool_), tokens)
-    for _ in range(50):
-        gate.learn(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_), tokens)
-
-
-def decisions(gate: PruneGate, *, steps: int = 60) -> list[Action]:
-    """Of steps with 64 rows, 48 of them drafted; every look is taken in."""
-    found = []
-    for _ in range(steps):
-        found.append(gate.decide(64, 48))
-        if found[-1] is Action.LOOK:
-            gate.looked(48, 0, 1e-4)
-    return found
-
-
-def looks(found: list[Action]) -> list[int]:
-    return [i for i, each in enumerate(found) if each is Action.LOOK]
-
-
-@pytest.mark.parametrize("mode, steps, every", [("auto", rising, LOOK_EVERY), ("on", flat, LOOK_OFTEN)])
-def test_before_anything_is_known_some_steps_look_and_none_prunes(mode: str, steps: Any, every: int) -> None:
-    found = decisions(gate_of(steps(), mode=mode), steps=100)
-    assert looks(found) == [*range(0, 100, every)]
+def test_before_anything_is_known_some_steps_look_and_none_prunes() -> None:
+    found = decisions(PruneGate(), 100)
+    assert [at for at, each in enumerate(found) if each is Action.LOOK] == [*range(0, 100, LOOK_OFTEN)]
     assert Action.PRUNE not in found
 
 
-def test_where_rows_cost_nothing_looks_are_rare_and_nothing_prunes() -> None:
-    gate = gate_of(flat())
-    teach(gate, share=0.5)
-    found = decisions(gate, steps=1000)
-    assert len(looks(found)) <= 2
-    assert Action.PRUNE not in found
-
-
-def test_where_a_look_costs_more_than_the_best_pruning_saves_looks_are_rare() -> None:
-    gate = gate_of(rising())
-    teach(gate, share=0.3, look_s=STEP_S)
-    assert len(looks(decisions(gate, steps=500))) == 0
-    assert not gate.active
-
-
-def test_where_rows_cost_rows_leave() -> None:
-    gate = gate_of(rising())
-    teach(gate, share=0.3)
-    found = decisions(gate, steps=65)
-    assert gate.active
-    assert found[-1] is Action.PRUNE
-    assert len(looks(found)) == 3
-
-
-def test_the_gain_is_what_the_rows_cost_in_the_layers_after_the_look_less_look_and_false_prunes() -> None:
-    """14.4 of 64 rows leave 10 of 12 layers; up to 5.4 in 1005 of them were right, a step has 32 tokens."""
-    gate = gate_of(rising())
-    teach(gate, share=0.3)
-    for _ in range(300):
-        gate.decide(64, 48)
-    bound_of_1000 = 2.326**2 / (1000 + 2.326**2)
-    expected = 14.4 / 64 * 10 / 12 - 1e-4 / STEP_S - 14.4 * bound_of_1000 / 32
-    assert gate.gain == pytest.approx(expected, abs=1e-3)
-
-
-@pytest.mark.parametrize("share, active", [(0.55, True), (0.2, False)])
-def test_rows_that_cross_no_edge_save_nothing(share: float, active: bool) -> None:
-    """48 rows of 64 drafted: half of them crosses the edge at 40, a fifth does not."""
-    gate = gate_of(stairs())
-    teach(gate, share=share)
-    for _ in range(60):
-        gate.decide(64, 48)
-    assert gate.active is active
-
-
-@pytest.mark.parametrize("tokens, active", [(64, True), (1, False)])
-def test_false_prunes_are_paid_for(tokens: int, active: bool) -> None:
-    """The same rows, worth more: where a step has few tokens, each of them is worth much of its time."""
-    gate = gate_of(CostTable(rows=(1, 64), seconds=(STEP_S / 1.2, STEP_S)))
-    teach(gate, share=0.3, tokens=tokens, look_s=1e-5)
-    for _ in range(60):
-        gate.decide(64, 48)
-    assert gate.active is active
-
-
-def test_pruning_goes_on_until_it_loses() -> None:
-    gate = gate_of(rising())
-    teach(gate, share=0.3)
-    decisions(gate)
-    assert gate.active
-    for _ in range(60):
-        gate.looked(48, 1, 1e-4)
-    for _ in range(20):
-        gate.decide(64, 48)
-    assert gate.active, "a gain that shrinks is a gain"
-    for _ in range(60):
-        gate.looked(48, 0, 1e-3)
-    for _ in range(100):
-        gate.decide(64, 48)
-    assert not gate.active
+def test_once_a_rank_is_too_low_all_steps_prune_but_one_in_twenty() -> None:
+    found = decisions(taught(np.full(280, 3), np.zeros(280, dtype=np.bool_)), 100)
+    assert [at for at, each in enumerate(found) if each is Action.LOOK] == [*range(0, 100, LOOK_EVERY)]
+    assert Action.RUN_WHOLE not in found
 
 
 def taught(ranks: Ints, accepted: Bools) -> PruneGate:
-    gate = gate_of(flat())
-    gate.learn(ranks, accepted, 1)
+    gate = PruneGate()
+    gate.learn(ranks, accepted)
     return gate
 
 
@@ -554,8 +423,7 @@ MODEL = {"method": "draft_model", "model": "small"}
 )
 def test_drafts_that_are_point_masses_can_be_pruned(given: dict[str, str]) -> None:
     config = SpeculationConfig(**given)  # type: ignore[arg-type]
-    found = [make_early_pruning(mode, config, flat(), num_layers=4, max_rows=8) for mode in MODES]
-    assert [each is not None for each in found] == [True, True, False]
+    assert make_early_pruning(config, num_layers=4).stats == PruneStats()
 
 
 @pytest.mark.parametrize(
@@ -566,19 +434,15 @@ def test_drafts_that_are_point_masses_can_be_pruned(given: dict[str, str]) -> No
         (MODEL | {"policy": "off"}, "never drafts"),
     ],
 )
-def test_other_drafts_are_not_pruned_and_on_says_why(given: dict[str, str], why: str) -> None:
+def test_other_drafts_are_refused_with_the_reason(given: dict[str, str], why: str) -> None:
     config = SpeculationConfig(**given)  # type: ignore[arg-type]
-    assert make_early_pruning("auto", config, flat(), num_layers=4, max_rows=8) is None
     with pytest.raises(ConfigError, match=why):
-        make_early_pruning("on", config, flat(), num_layers=4, max_rows=8)
+        make_early_pruning(config, num_layers=4)
 
 
-@pytest.mark.parametrize(
-    "mode, num_layers, why", [("always", 4, "must be one of auto, on, off"), ("on", 1, "this one has 1")]
-)
-def test_a_mode_or_a_target_that_does_not_fit_is_refused(mode: str, num_layers: int, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        make_early_pruning(mode, SpeculationConfig(), flat(), num_layers=num_layers, max_rows=8)
+def test_a_target_of_one_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this one has 1"):
+        make_early_pruning(SpeculationConfig(), num_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -586,41 +450,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return equality.write_pair(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
 
 
-def drafting(checkpoints: tuple[Path, Path], early_prune: str) -> Built:
+@pytest.mark.parametrize("early_prune", ["off", "on"])
+def test_an_engine_looks_only_where_early_pruning_is_on(checkpoints: tuple[Path, Path], early_prune: str) -> None:
     config = {"method": "draft_model", "model": str(checkpoints[1])}
-    return equality.build_with_parts(checkpoints, config, early_prune=early_prune, spec_overlap="off")
+    engine = equality.build(checkpoints, config, early_prune=early_prune, spec_overlap="off")
+    engine.use_policy("fixed", equality.CAP)
+    assert answers_of(engine) == answers_of(equality.build(checkpoints, None))
+    found = engine.stats().speculation
+    assert found is not None
+    assert (found.pruning is not None) == (early_prune == "on")
+    assert found.pruning is None or found.pruning.shadow_steps + found.pruning.pruned_steps > 0
 
 
 def answers_of(engine: Engine) -> dict[tuple[str, int], equality.Answer]:
     return equality.answers(engine, equality.requests(temperature=0.0, max_tokens=24)[:12])
-
-
-def test_an_engine_whose_early_pruning_is_off_has_none(checkpoints: tuple[Path, Path]) -> None:
-    built = drafting(checkpoints, "off")
-    built.engine.use_policy("fixed", equality.CAP)
-    answers_of(built.engine)
-    found = built.engine.stats().speculation
-    assert found is not None
-    assert (built.pruning, found.pruning) == (None, None)
-
-
-def test_a_running_engine_stops_looking_and_begins_again_and_says_the_same(checkpoints: tuple[Path, Path]) -> None:
-    built, expected = drafting(checkpoints, "on"), answers_of(equality.build(checkpoints, None))
-    engine, pruning = built.engine, built.pruning
-    assert pruning is not None
-    engine.use_policy("fixed", equality.CAP)
-    pruning.use("off")
-    assert answers_of(engine) == expected
-    assert num_looks(pruning.stats) == 0
-    pruning.use(None)  # as built
-    assert answers_of(engine) == expected
-    looked_before = num_looks(pruning.stats)
-    assert looked_before > 0
-    engine.use_policy("faser")
-    pruning.use("off")
-    assert answers_of(engine) == expected
-    assert num_looks(pruning.stats) == looked_before
-
-
-def num_looks(stats: PruneStats) -> int:
-    return stats.shadow_steps + stats.pruned_steps

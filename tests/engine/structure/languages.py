@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import Tokenizer
-from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.types import StructuredOutput, StructureKind
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, tiny_tokenizer
 

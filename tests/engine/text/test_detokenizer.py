@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
-from faser.engine.text.tokenizer_settings import TokenizerSettings
 from tests.engine.text.vocabularies import byte_level_core, sentencepiece_core
 
 BYTE_LEVEL = Tokenizer(byte_level_core(), TokenizerSettings())

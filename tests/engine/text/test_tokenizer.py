@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError, RequestError
 from tests.engine.text.vocabularies import (
     TRICKY,

@@ -20,7 +20,7 @@ from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import best_prefixes
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import answer, step_drafts
 from tests.engine.control.speculation.python_acceptance import PythonAcceptance
@@ -34,7 +34,7 @@ class Twins:
 
     def __init__(self, seed: int, kernel_cache: Path) -> None:
         self.rng = np.random.default_rng(seed)
-        make_native = partial(NativeAcceptance, text_library(kernel_cache))
+        make_native = partial(CompiledAcceptance, text_library(kernel_cache))
         self.native = Acceptance(NUM_SLOTS, CAP, make_native)
         self.python = Acceptance(NUM_SLOTS, CAP, PythonAcceptance)
 
@@ -152,7 +152,7 @@ def test_a_thousand_random_steps_leave_both_with_the_same_choices_and_estimates(
 def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Path) -> None:
     """Few kinds of survival, so that many tokens are worth the same."""
     rng = np.random.default_rng(seed)
-    acceptance = Acceptance(NUM_SLOTS, CAP, partial(NativeAcceptance, text_library(kernel_cache)))
+    acceptance = Acceptance(NUM_SLOTS, CAP, partial(CompiledAcceptance, text_library(kernel_cache)))
     count = int(rng.integers(1, 20))
     survival = np.cumprod(rng.choice([0.5, 0.8, 1.0], (count, CAP + 1)), axis=1)
     lengths = rng.integers(0, CAP + 1, count)
@@ -183,6 +183,6 @@ def test_as_many_tokens_are_verified_as_python_says(seed: int, kernel_cache: Pat
 )
 @pytest.mark.parametrize("condition", [(0.7, 8, 0.5, 0.0), (0.9, 32, 0.5, 0.1)], ids=str)
 def test_whole_engines_take_the_same_steps(kind: Kind, condition: Condition, kernel_cache: Path) -> None:
-    make_native = partial(NativeAcceptance, text_library(kernel_cache))
+    make_native = partial(CompiledAcceptance, text_library(kernel_cache))
     python = scenario_hash(kind, condition, make_native=PythonAcceptance)
     assert scenario_hash(kind, condition, make_native=make_native) == python

@@ -211,6 +211,7 @@ class _Copy:
 class FakeAccelerator:
     """See Accelerator. given: number of enqueued pieces of work; done: how many of them are known to be done.
 
+    waits: how often the host waited for work that was not known to be done.
     on_replay: called before every replay, by the thread that asks for it.
     """
 
@@ -218,6 +219,7 @@ class FakeAccelerator:
     num_processors: int = 132
     given: int = 0
     done: int = 0
+    waits: int = 0
     uploads: int = 0
     pinned_bytes: int = 0
     tape: Tape | None = None
@@ -283,6 +285,7 @@ class FakeAccelerator:
 
     def reach(self, number: int) -> None:
         """The first `number` pieces of work are done."""
+        self.waits += number > self.done
         self.done = max(self.done, number)
         for each in self._leaving:
             same = each.number > self.done or torch.equal(each.host, each.value)

@@ -15,6 +15,7 @@ replays; `backend.concurrent_instance()` gives a backend for another lane of the
 """
 
 from functools import partial
+from itertools import product as product_of
 
 import numpy as np
 import torch
@@ -64,18 +65,26 @@ def _fake_experts(
         found = x.float() @ matrices.weights[expert].float().T
         return found if matrices.biases is None else found + matrices.biases[expert]
 
-    def run(x: Tensor, logits: Tensor, hidden: Tensor, read: Tensor, shared: tuple[Tensor, Tensor] | None) -> None:
+    def run(
+        x: Tensor,
+        logits: Tensor,
+        hidden: Tensor,
+        read: Tensor,
+        shared: tuple[Tensor, Tensor] | None,
+        slots: Tensor | None,
+    ) -> None:
         reference, inner, total = TorchBackend(), down.weights[0].shape[1], torch.zeros(x.shape)
         chosen, weights = routed(logits, block)
-        for row, place in np.ndindex(*chosen.shape):
-            expert = int(chosen[row, place])
+        rows = torch.arange(len(x)) if slots is None else (slots >= 0).nonzero()[:, 0]
+        for row, place in product_of(rows.tolist(), range(block.top_k)):
+            expert = chosen[row].tolist()[place]
             gated = x.new_empty((1, inner))
             reference.gate(product(x[row : row + 1], gate_up, expert).to(x.dtype), gated, block.activation)
             total[row] += weights[row, place] * product(gated, down, expert)[0]
         if shared is not None:
             total += shared[0] * shared[1].sigmoid()[:, None]
         hidden.copy_(hidden + total)
-        read += len(set(chosen.flatten().tolist()))
+        read += len(set(chosen[rows].flatten().tolist()))
 
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
 

@@ -211,7 +211,8 @@ class DeltaNetSpec:
 class ShortConvSpec:
     """Gated short convolution of a layer, in place of attention. Checked when built.
 
-    What it computes: kernels/interface/short_conv.py. kernel: tokens that it sees, the row's own included. Raises ModelError that names the value and the limit.
+    What it computes: kernels/interface/short_conv.py. kernel: tokens that it sees, the row's own included. Raises
+    ModelError that names the value and the limit.
     """
 
     kernel: int

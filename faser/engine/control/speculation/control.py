@@ -40,8 +40,9 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.engine.control.speculation.asking import Guards, Pauses
 from faser.engine.control.speculation.drafter_watch import DrafterWatch
-from faser.engine.control.speculation.guard import Guard, GuardedStep
+from faser.engine.control.speculation.guard import GuardedStep
 from faser.engine.control.speculation.overlap import OFF, OverlapControl, OverlapOptions
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, Policy, StepFacts
@@ -54,10 +55,7 @@ from faser.errors import ConfigError
 from faser.types import SpeculationStats, SpeculationSummary, StepTrace
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
-_SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
-_LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time
 _PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
-_CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
 _ZERO = np.array(0)
 _BONUS = np.array(1)  # token of a step after the accepted ones
@@ -163,15 +161,11 @@ class SpeculationControl:
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._unknown = np.ones((num_slots, cap + 1))  # survival of drafts of which nothing is asked
         self._row_price, self._priced_for, self._price_age = 0.0, 0, 0
-        self._since = 0  # steps since the policy was asked
-        self._pause = self._paused = 0  # steps for which no decision is to be made, and has not been
-        self._changes_seen = 0
+        self._pauses = Pauses()
         self._last: _LastStep | None = None
         self._skipped = 0  # steps of which the times are not learned
-        self._guards: dict[str, Guard] | None = {} if guarded else None  # by policy
-        self._guard = self._guard_of_policy()
-        self._allowed: bool | None = None  # drafts in the next step, by the guard; None: it was not asked
-        self._asked_with_prompts = False
+        self._guards = Guards(enabled=guarded)
+        self._guards.use(self._policy.name, is_guarded=self._policy.is_guarded, forget=False)
 
     # What the scheduler says of policies and sequences.
 
@@ -195,9 +189,8 @@ class SpeculationControl:
         self._state.drop_decision()
         if forget:
             self._acceptance.forget()
-            self._guards = None if self._guards is None else {}
-        self._guard = self._guard_of_policy()
-        self._pause = self._paused = 0
+        self._guards.use(name, is_guarded=self._policy.is_guarded, forget=forget)
+        self._pauses.restart()
         self._priced_for = self._price_age = 0
         self._overlap.reset(overlap)
 
@@ -229,15 +222,15 @@ class SpeculationControl:
             cycle=self._overlap.stats() if self._overlap.has_lanes else None,
             draft_share=self._overlap.share,
             partition_fallback=self._fallback,
-            paid=() if self._guard is None else self._guard.paid(),
-            balance=None if self._guard is None else self._guard.balance(),
+            paid=self._guards.paid(),
+            balance=self._guards.balance(),
         )
 
     def saved(self) -> dict[str, Any]:
         """Return what was learned of the cost and the gain of drafts, for a later run."""
         return {
             "prices": self._costs.posterior.saved(),
-            "guards": {} if self._guard is None else {self._policy.name: self._guard.saved()},
+            "guards": self._guards.saved(),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -245,49 +238,42 @@ class SpeculationControl:
 
         Raises ValueError, KeyError or TypeError for anything else, and changes nothing then.
         """
-        guards = {}
-        for name, loads in saved["guards"].items():
-            guards[name] = Guard()
-            guards[name].restore(loads)
+        guards = saved["guards"]
+        Guards(enabled=True).restore(guards)  # raises before anything is changed
         self._costs.posterior.restore(saved["prices"])
-        if self._guards is not None:
-            self._guards = guards
-            self._guard = self._guard_of_policy()
-
-    def _guard_of_policy(self) -> Guard | None:
-        """The guard of the present policy: what one policy's drafts gain says nothing about another's."""
-        if self._guards is None or not self._policy.is_guarded:
-            return None
-        return self._guards.setdefault(self._policy.name, Guard())
+        self._guards.restore(guards)
 
     # Before a step.
 
-    def skip_policy(
-        self, count: int, *, others: int = 0, prompts: bool = False, launches_ahead: bool = True
-    ) -> bool:
-        """Return whether the next step, of count sequences, has no drafts, whatever the step in flight samples.
+    def passes_over(self, count: int, *, prompts: bool) -> bool:
+        """Return whether the next step can be launched before the one in flight has ended: no drafts depend on it.
 
-        If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
-        others: further sequences, which may not draft. prompts: the step computes some. launches_ahead: the step
-        can be launched before the one in flight has ended, unless the policy is asked.
+        count: sequences that decode. prompts: the step computes some. Such a step counts as one for which the
+        policy was not asked.
         """
-        self._allowed = None
-        if launches_ahead and (self.drafts_overlapped or not count):
+        self._guards.permission = None
+        if self.drafts_overlapped or not count:
             return not self.drafts_overlapped
-        reason = GAIN
-        if not self._state.any_may_draft:
-            reason = REQUEST
-        elif (
-            not self._policy.never_drafts
-            and self._is_allowed(count + others, prompts=prompts)
-            and self._pause_ends(count)
+        return self._passes(count, others=0, prompts=prompts)
+
+    def _passes(self, count: int, *, others: int, prompts: bool) -> bool:
+        """Return whether the policy is not asked about the next step, of count sequences, and count such a step.
+
+        others: further sequences, which may not draft. prompts: the step computes some.
+        """
+        self._guards.permission = None
+        may_draft = self._state.any_may_draft
+        if (
+            may_draft
+            and not self._policy.never_drafts
+            and (self._overlap.is_forced or self._guards.allow(count + others, prompts=prompts))
+            and self._pauses.has_ended(count, self._state.num_changes)
         ):
             return False
-        if self._allowed is False:
+        if self._guards.permission is False:
             self._overlap.stop()
-        self._paused += 1
-        self._since += 1
-        self._statistics.count_bypasses(reason, count)
+        self._pauses.skip()
+        self._statistics.count_bypasses(GAIN if may_draft else REQUEST, count)
         return True
 
     def decide(
@@ -303,14 +289,14 @@ class SpeculationControl:
     def _decide(self, sequences: Many[Sequence], others: OtherRows, budget: int, room: Room) -> StepDrafts | None:
         count = len(sequences)
         prompts = others.has_prompts
-        if self.skip_policy(count, others=others.sequences, prompts=prompts, launches_ahead=False):
+        if self._passes(count, others=others.sequences, prompts=prompts):
             return None
-        num_steps, self._paused, self._changes_seen = 1 + self._paused, 0, self._state.num_changes
+        num_steps = self._pauses.ask(self._state.num_changes)
         batch = self._state.batch(sequences)
         limit = self._limits(batch, _rows_each(budget - count, others, count))
         if limit is None:
-            self._since += 1
-            self._lengthen_pause()
+            self._pauses.since += 1
+            self._pauses.lengthen()
             return None
         if self._looks_first:
             return self._look(batch, limit, others)
@@ -326,14 +312,14 @@ class SpeculationControl:
             self._acceptance.learn_held()
         candidates = self._candidates(batch, limit, others, cached)
         if cached is None:
-            lengths, self._since = self._policy.lengths(candidates), 0
+            lengths, self._pauses.since = self._policy.lengths(candidates), 0
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
         if is_due:
             overlap.choose(candidates, None if self._policy.name == FASER else lengths)
             if overlap.is_on:
                 self._state.expire_decision()
-                self._pause = 0
+                self._pauses.end()
                 return None
         drafts = self._with_room(sequences, candidates, lengths, room)
         if drafts is None:
@@ -459,7 +445,6 @@ class SpeculationControl:
         overlapped = None
         if guarded is not None and verified is not None:
             overlapped = self._overlap.launched(guarded.num_sequences, guarded.plain_s)
-        self._allowed = None
         return StepPrediction(
             predicted_s=predicted_s,
             verified=verified,
@@ -469,21 +454,15 @@ class SpeculationControl:
 
     def _guarded(self, plan: StepPlan, *, prompts: bool) -> GuardedStep | None:
         """Tell the guard that the step begins. None: the guard was not asked about it."""
-        if self._guard is None or self._allowed is None or prompts != self._asked_with_prompts:
-            return None
-        if plan.started and not prompts:
-            return None  # all of a prompt but its last token was cached
-        rows, computed = plan.rows, 0
-        if prompts:
-            columns = zip(rows.counts, rows.starts, rows.num_drafts, strict=True)
-            computed = sum([(n - 1) * (2 * start + n) for n, start, gamma in columns if not gamma]) // 2
-        plain_s = self._costs.by_table_s(plan.num_rows - plan.num_drafts, plan.kv_tokens, computed)
-        num_sequences = sum(rows.samples)
-        if not num_sequences:
-            return None
-        guarded = GuardedStep(num_sequences=num_sequences, drafts=self._allowed, plain_s=plain_s, prompts=prompts)
-        self._guard.launched(guarded)
-        return guarded
+
+        def plain_s() -> float:
+            rows, computed = plan.rows, 0
+            if prompts:
+                columns = zip(rows.counts, rows.starts, rows.num_drafts, strict=True)
+                computed = sum([(n - 1) * (2 * start + n) for n, start, gamma in columns if not gamma]) // 2
+            return self._costs.by_table_s(plan.num_rows - plan.num_drafts, plan.kv_tokens, computed)
+
+        return self._guards.launched(plan, prompts=prompts, plain_s=plain_s)
 
     # After a step.
 
@@ -522,23 +501,24 @@ class SpeculationControl:
         overlapped: StepDrafts | None,
     ) -> int | None:
         """Return the kind of step that its gap is an example of, as of StepPosterior; None: of none."""
-        for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
-            self._state.set_draft_kv(start.slot, num_held)
+        if result.draft_kv:
+            for start, num_held in zip(plan.started, result.draft_kv, strict=True):
+                self._state.set_draft_kv(start.slot, num_held)
         running, errors = Status.RUNNING, result.errors
         slots = plan.rows.slots
         if errors or [each.status for each in sequences].count(running) < len(sequences):
             ended = [at in errors or each.status is not running for at, each in enumerate(sequences)]
             slots = [-1 if has_ended else slot for slot, has_ended in zip(slots, ended, strict=True)]
         step = SampledStep(slots, result.counts, result.token_ids)
-        predicted_s, device_s = prediction.predicted_s - result.saved_s, result.run_s - result.prepared_s
+        predicted_s, device_s = prediction.predicted_s, result.run_s - result.prepared_s
         self._statistics.count_mode()
         self._statistics.pruning = result.pruning
         self._skipped -= 1
-        if overlapped is None and self._skipped < 0:
+        if overlapped is None and self._skipped < 0 and not result.num_cut:
             self._skipped = steps_to_skip(device_s)
             self._costs.observe(Role.STEP, predicted_s, device_s)
             self._statistics.time_step(predicted_s, device_s)
-            if prediction.verified is not None and not result.saved_s:
+            if prediction.verified is not None:
                 self._costs.observe_verification(prediction.verified, device_s, experts=result.experts)
         elif overlapped is not None:
             self._learn_overlapped(plan, result, sampled, overlapped, verify_s=predicted_s)
@@ -564,8 +544,9 @@ class SpeculationControl:
             return
         if step.kind is not None and self._times_itself:
             self._costs.posterior.observe_gap(step.num_sequences, span.gap_s, step.kind)
-        if step.guarded is not None and step.num_tokens and span.seconds > 0 and self._guard is not None:
-            self._guard.observe(step.guarded, step.num_tokens, span.seconds)
+        guard = self._guards.current
+        if step.guarded is not None and step.num_tokens and span.seconds > 0 and guard is not None:
+            guard.observe(step.guarded, step.num_tokens, span.seconds)
             if step.overlapped is not None:
                 self._overlap.observe(step.overlapped, step.num_tokens, span.seconds)
 
@@ -576,22 +557,6 @@ class SpeculationControl:
         at = int(np.flatnonzero(drafts.table.slots == slot)[0])
         drafter = DRAFT_METHODS[drafts.table.methods.item(at)]
         return StepTrace(drafter=drafter, gamma=gamma, accepted=accepted)
-
-    def _is_allowed(self, num_decoding: int, *, prompts: bool) -> bool:
-        """The guard allows drafts in the next step, of num_decoding sequences."""
-        if self._guard is None or self._overlap.is_forced:
-            return True
-        self._allowed, self._asked_with_prompts = self._guard.allows(num_decoding, prompts=prompts), prompts
-        return self._allowed
-
-    def _pause_ends(self, count: int) -> bool:
-        if self._paused >= self._pause:
-            return True
-        changed = self._state.num_changes - self._changes_seen
-        return self._paused >= _SHORT_PAUSE and changed * _CHANGED_SHARE >= count
-
-    def _lengthen_pause(self) -> None:
-        self._pause = min(self._pause + 1 if self._pause < _SHORT_PAUSE else 2 * self._pause, _LONGEST_PAUSE)
 
     def _limits(self, batch: Batch, rows_each: int) -> Ints | None:
         """Return the maximum number of tokens [S] that each sequence may draft; None: none may draft any."""
@@ -693,7 +658,7 @@ class SpeculationControl:
 
         Nothing asks for the survival of drafts from text before they are there, except a new decision.
         """
-        slots, self._since = batch.slots, self._since + 1
+        slots, self._pauses.since = batch.slots, self._pauses.since + 1
         if cached is None:
             survival = self._acceptance.survival(slots, by_model=self._costs.has_passes)
         elif self._costs.has_passes:
@@ -714,7 +679,7 @@ class SpeculationControl:
                 other_sequences=others.sequences,
                 kv_tokens=batch.kv_tokens,
                 kv_sequences=len(slots),
-                since=self._since,
+                since=self._pauses.since,
             ),
         )
 
@@ -725,14 +690,14 @@ class SpeculationControl:
         count, num_wanted = len(sequences), np.count_nonzero(lengths)
         wanted = lengths.tolist()
         if num_wanted == count and room([*sequences], wanted) == wanted:
-            self._pause = 0
+            self._pauses.end()
             return StepDrafts(chosen=range(count), candidates=candidates, lengths=lengths)
         self._statistics.count_bypassed(GAIN, (lengths <= 0) & (candidates.limit > 0))
         chosen, fitting = self._fitting(sequences, lengths, room, np.zeros_like(lengths))
         if not len(chosen):
-            self._lengthen_pause()
+            self._pauses.lengthen()
             return None
-        self._pause = 0
+        self._pauses.end()
         drafting = candidates if len(chosen) == count else candidates.take(chosen)
         return StepDrafts(chosen=chosen.tolist(), candidates=drafting, lengths=fitting)
 

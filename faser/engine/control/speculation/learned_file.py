@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
+from faser.engine.contract.companion import Companion
 from faser.files import parse_json, write_atomically
 
 _log = logging.getLogger("faser.engine")
@@ -28,7 +29,7 @@ class Learning(Protocol):
     def restore(self, saved: dict[str, Any]) -> None: ...
 
 
-class LearnedFile:
+class LearnedFile(Companion):
     """path: of the file. times: names the measurement of the step times, from which everything is relative."""
 
     def __init__(
@@ -39,9 +40,11 @@ class LearnedFile:
         self._load()
 
     def rest(self) -> None:
-        """The engine has nothing to do."""
         if self._now() - self._written_s >= _INTERVAL_S:
             self.save()
+
+    def close(self) -> None:
+        self.save()
 
     def save(self) -> None:
         self._written_s = self._now()

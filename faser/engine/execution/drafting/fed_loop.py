@@ -85,6 +85,7 @@ class FedPassLoop:
         if len(active) < len(last.active):
             sources = np.searchsorted(last.active, active)
             sequences, requests = sequences.take(sources), requests.among(sources)
+            self._passes.keep(sources)
         feed = TokenFeedback(pending=last.pending, rows=sequences.rows, sources=sources)
         placeholders = torch.zeros(len(active), dtype=torch.int64)  # the device puts in the fed tokens
         self._runner.forward(sequences.next_batch(placeholders, feed))

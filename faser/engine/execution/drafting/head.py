@@ -28,12 +28,20 @@ from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafting.block_loop import BlockLoop
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
-from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, PassLoop, Piece, chunks, drafted, rows_of
+from faser.engine.execution.drafting.loop import (
+    DraftBatch,
+    DraftInput,
+    DraftLoop,
+    PassLoop,
+    Piece,
+    chunks,
+    drafted,
+    rows_of,
+)
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import repeatable_memory
@@ -51,6 +59,23 @@ from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
+class StateLoop(DraftLoop, Protocol):
+    """Loop of what reads the target's states."""
+
+    @property
+    def memory(self) -> Sequence[Tensor] | None:
+        """Return the cache, as Runner.repeatable_memory does; None where bits of a row depend on its batch."""
+        ...
+
+    def places(self, max_tokens: int) -> int:
+        """Return how many rows of the cache a draft takes behind those of committed tokens."""
+        ...
+
+    def read(self, inputs: Sequence[DraftInput]) -> None:
+        """Compute the rows of committed tokens, without a draft."""
+        ...
+
+
 class HeadDrafter:
     """Drafter that reads the target's hidden states: a head, or a drafter of blocks.
 
@@ -63,7 +88,7 @@ class HeadDrafter:
 
     def __init__(
         self,
-        loop: "HeadLoop | BlockLoop",
+        loop: "StateLoop",
         states: HiddenStates,
         cache: HeadCache,
         method: str,

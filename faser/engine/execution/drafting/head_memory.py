@@ -162,11 +162,21 @@ class HiddenStates:
             first = pieces[0].row % num_rows
             if first + pieces[0].count <= num_rows:
                 return self._ring[first : first + pieces[0].count]
-        numbers = np.concatenate([each.rows() for each in pieces])
+        numbers = self.numbers(pieces)
         found = self._ring.index_select(0, torch.from_numpy(numbers % num_rows).to(self._ring.device))
         if (unknown := np.flatnonzero(numbers == UNKNOWN)).size:
             found[torch.from_numpy(unknown).to(found.device)] = 0
         return found
+
+    @property
+    def ring(self) -> Tensor:
+        """Return the memory [N, K * H] of all rows, which stays in place."""
+        return self._ring
+
+    def numbers(self, pieces: Sequence[StatePiece]) -> NDArray[np.int64]:
+        """Return the rows of the ring with these states, or UNKNOWN; valid until the next step."""
+        numbers = np.concatenate([each.rows() for each in pieces])
+        return np.where(numbers == UNKNOWN, UNKNOWN, numbers % len(self._ring))
 
     def check_invariants(self) -> None:
         """Raises AssertionError where pieces overlap or lie beyond the ring. Slow: for tests."""

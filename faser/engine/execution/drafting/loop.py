@@ -163,7 +163,7 @@ class PassLoop:
 
 
 class ModelPasses:
-    """Passes of a draft model. table: of its cache. max_rows: most rows of a pass."""
+    """Passes of a draft model, or of a head. table: of its cache. max_rows: most rows of a pass."""
 
     def __init__(self, runner: Runner, table: BlockTable, *, max_rows: int) -> None:
         self.runner = runner
@@ -174,16 +174,24 @@ class ModelPasses:
         """Run the rows of the inputs: the last pass, in which all of them end, and how many passes that took."""
         *before, last = spread(inputs, self._max_rows)
         for pieces in before:
-            self.runner.forward(rows_of(pieces, self.table))
-        batch = rows_of(last, self.table)
+            self.run(pieces)
+        return self.run(last), len(before) + 1
+
+    def run(self, pieces: Sequence["DraftInput | Piece"]) -> RowBatch:
+        """Run one pass over the tokens of the pieces."""
+        batch = rows_of(pieces, self.table)
         self.runner.forward(batch)
-        return batch, len(before) + 1
+        return batch
+
+    def keep(self, sources: Ints) -> None:
+        """Prepare the next pass to continue these rows of the last samples. A head's reads their states."""
 
     def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
         batch, passes = self.read(inputs)
         return self.runner.logits(batch.last_rows), passes
 
-    def further(self, batch: RowBatch, _sources: Ints) -> Tensor:
+    def further(self, batch: RowBatch, sources: Ints) -> Tensor:
+        self.keep(sources)
         self.runner.forward(batch)
         return self.runner.logits(batch.last_rows)
 

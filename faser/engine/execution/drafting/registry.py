@@ -13,12 +13,14 @@ from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
+from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
 from faser.engine.execution.drafting.grammar import GrammarDrafter
-from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head import Head, HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.head_decoder import HeadModelLoop, HeadModelPasses, StateReader
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
@@ -57,11 +59,16 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks."""
+    """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks.
 
-    runner: HeadRunner | BlockRunner
+    reader: of the states, for a head that has the runner of a draft model; None: its runner reads them.
+    """
+
+    head: Head | BlockModel
+    runner: Runner | HeadRunner | BlockRunner
     states: HiddenStates
     kv: KvShape
+    reader: StateReader | None = None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -118,32 +125,42 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     assert model is not None, f"method {config.method} without a loaded draft model"
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     passes = ModelPasses(model.runner, parts.table, max_rows=parts.max_rows)
-    loop: DraftLoop = PassLoop(passes, sampler)
-    if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
-        loop = FedPassLoop(passes, point_masses)
+    loop = _loop_of(passes, sampler, parts)
     return DraftModel(loop, passes, model.kv, sampler, max_positions=model.max_positions)
 
 
+def _loop_of(passes: ModelPasses, sampler: DraftSampler, parts: DrafterParts) -> DraftLoop:
+    if parts.samples_in_runner and (point_masses := _point_masses(sampler)) is not None:
+        return FedPassLoop(passes, point_masses)
+    return PassLoop(passes, sampler)
+
+
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    head, method = parts.head, config.pass_method
-    assert head is not None, f"method {config.method} without a loaded head"
+    found, method = parts.head, config.pass_method
+    assert found is not None, f"method {config.method} without a loaded head"
     assert method is not None
-    runner, trained = head.runner, head.runner.head.spec.decoder.max_position_embeddings
+    head, runner, states, max_rows = found.head, found.runner, found.states, parts.max_rows
     sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
-    if isinstance(runner, HeadRunner) and isinstance(runner.head, AssistantHead):
-        return AssistantDrafter(runner, parts.table, head.states, sampler, method)
-    cache = HeadCache(parts.table, num_blocks=head.kv.num_blocks, block_size=head.kv.block_size)
-    predicts = _point_masses(sampler)
-    loop: BlockLoop | HeadLoop
+    if isinstance(head, AssistantHead):
+        assert isinstance(runner, HeadRunner), "an assistant has no other runner"
+        return AssistantDrafter(runner, parts.table, states, sampler, method)
+    cache = HeadCache(parts.table, num_blocks=found.kv.num_blocks, block_size=found.kv.block_size)
+    predicts, vocabulary = _point_masses(sampler), None
+    loop: BlockLoop | HeadLoop | HeadModelLoop
     if isinstance(runner, BlockRunner):
-        loop = BlockLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-        return HeadDrafter(loop, head.states, cache, method, trained=trained)
-    if (draft_ids := runner.head.draft_ids) is not None:
-        sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
-        predicts = predicts if sampler.in_order else None
-    loop = HeadLoop(runner, cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
-    vocabulary = runner.head.vocabulary
-    return HeadDrafter(loop, head.states, cache, method, trained=trained, vocabulary=vocabulary)
+        loop = BlockLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)
+    elif isinstance(runner, HeadRunner):
+        if (draft_ids := runner.head.draft_ids) is not None:
+            sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
+            predicts = predicts if sampler.in_order else None
+        vocabulary = runner.head.vocabulary
+        loop = HeadLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)
+    else:
+        assert found.reader is not None, "a head with the runner of a draft model has a reader of states"
+        passes = HeadModelPasses(runner, cache.table, states, found.reader, max_rows=max_rows)
+        loop = HeadModelLoop(passes, _loop_of(passes, sampler, parts))
+    trained = head.spec.decoder.max_position_embeddings
+    return HeadDrafter(loop, states, cache, method, trained=trained, vocabulary=vocabulary)
 
 
 def _lookup(

@@ -10,7 +10,7 @@ all requests (kernels/cpu/native/lookup.cpp, ngrams.cpp):
     ngram_model   chains of the token that an n-gram model finds likeliest
 
 Past answers change no token of any request, but a client that times its own requests could learn that others were
-answered with the same text: sequences of different namespaces share nothing.
+answered with the same text: sequences of different salts share nothing.
 
 A prediction of the answer is text to draft from too. It is put before the tokens of its sequence:
 
@@ -28,6 +28,7 @@ import numpy as np
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joined
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -132,7 +133,7 @@ class LookupDrafter:
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
         prefix = prediction_prefix(start)
         token_ids = (*prefix, *start.token_ids)
-        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, namespace=hash(start.namespace))
+        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, salt=salt_digest(start.cache_salt))
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         slots = [request.slot for request in plan.requests]

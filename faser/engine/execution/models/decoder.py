@@ -173,6 +173,11 @@ class Decoder:
         return self._weights.num_bytes
 
     @property
+    def separate_layers(self) -> int:
+        """Return how many layers run in single operations on a backend that has one call for whole layers."""
+        return len(self._layers.separate(self._stack))
+
+    @property
     def ends(self) -> DecoderEnds:
         weights = self._weights
         head = weights.head if self._ranks is None else None

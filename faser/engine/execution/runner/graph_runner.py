@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateInputs, StepGraphs
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
@@ -42,7 +42,7 @@ class GraphRunner(Runner):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableModel,
         backend: Backend,
         kv: KvShape,
         token_sampler: DeviceTokenSampler,

@@ -111,12 +111,12 @@ class GraphSizes:
             if count * each > self.max_sequences
         ]
 
-    def expected_bytes(self, num_kinds: int) -> int:
+    def expected_bytes(self, num_kinds: int, backbone_bytes: int = _BACKBONE_BYTES) -> int:
         """Estimated device memory of the graphs, in addition to what eager steps need.
 
-        num_kinds: kinds of attention layers that the model has.
+        num_kinds: kinds of attention layers that the model has. backbone_bytes: of one graph without its plans.
         """
-        return len(self.batch_sizes) * (_BACKBONE_BYTES + num_kinds * _WRAPPER_BYTES)
+        return len(self.batch_sizes) * (backbone_bytes + num_kinds * _WRAPPER_BYTES)
 
 
 class StepSizes:

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from faser.config.speculation import MAX_DRAFT_TOKENS
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes, next_size
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
@@ -103,7 +103,7 @@ class GraphParts:
     recurrent states.
     """
 
-    decoder: Decoder
+    decoder: RunnableModel
     cache: KvCache
     block_size: int
     num_blocks: int
@@ -224,7 +224,7 @@ class StepGraphs:
         return self._capture.capture(work)
 
 
-def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
+def _run_lm_head(decoder: RunnableModel, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
 
 

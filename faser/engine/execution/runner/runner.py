@@ -7,16 +7,17 @@ ended there, `compact` the rows, `advance` to the end. The remaining rows get th
 rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.kv_memory import RunnerMemory
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
@@ -26,6 +27,7 @@ from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
+_Done = TypeVar("_Done")
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
 
 
@@ -38,7 +40,7 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableModel,
         backend: Backend,
         kv: KvShape,
         token_sampler: TokenSampler | None = None,
@@ -81,6 +83,10 @@ class Runner:
     def experts_read(self) -> int:
         """Count the experts' weights that the backend has read so far."""
         return self._backend.experts_read
+
+    def count_experts(self) -> Callable[[], int]:
+        """See Backend."""
+        return self._backend.count_experts()
 
     def row_edges(self, most: int) -> tuple[int, ...]:
         """Return the row counts below `most` that fill tiles of the backend's products."""
@@ -221,6 +227,22 @@ class Runner:
         """Sample the draft token that follows each row, with its logit margin."""
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests)
+
+
+def with_experts_counted(
+    runner: Runner, samples: Sequence[bool], forward: Callable[[], _Done]
+) -> tuple[_Done, Callable[[], int]]:
+    """Run a forward, and count the experts that it reads without a wait of its own.
+
+    Returns what the forward returns, and a call that gives the number: after the wait for the forward's tokens it
+    does not wait again. samples: whether each sequence gets a token; where none does, nothing is counted.
+    """
+    if not any(samples):
+        return forward(), lambda: 0
+    before = runner.count_experts()
+    done = forward()
+    after = runner.count_experts()
+    return done, lambda: after() - before()
 
 
 def repeatable_memory(backend: Backend, cache: KvCache) -> Sequence[Tensor] | None:

@@ -31,15 +31,14 @@ from faser.engine.execution.models.tensors import num_parameters
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_lanes, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import plain_streams
-from faser.engine.execution.pruning import EarlyPruning, PlainForward
-from faser.engine.execution.ranks.relay import LeadingRunner
+from faser.engine.execution.pruning import PlainForward, make_early_pruning
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.engine.execution.startup.device import check_kernels
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, find_models
-from faser.engine.execution.startup.leader import Ranks
+from faser.engine.execution.startup.leader import NoRanks, make_ranks
 from faser.engine.execution.startup.memory import (
     check_context,
     kv_shapes,
@@ -50,6 +49,7 @@ from faser.engine.execution.startup.memory import (
 from faser.engine.execution.startup.models import (
     EngineHead,
     EngineModel,
+    LoadedHead,
     LoadedModel,
     Sources,
     load_models,
@@ -89,7 +89,7 @@ class EngineParts:
     lanes: Lanes | None
     ngram_model: NgramModel | None
     text_index_bytes: int
-    ranks: Ranks | None = None
+    ranks: NoRanks
 
     @property
     def models(self) -> tuple[EngineModel | EngineHead, ...]:
@@ -129,6 +129,7 @@ class EngineParts:
             kv_cache_dtype=str(kv.dtype).removeprefix("torch."),
             weight_bytes=sum(each.weight_bytes for each in self.models),
             num_parameters=num_parameters(files.spec),
+            separate_layers=decoder.separate_layers,
         )
 
 
@@ -157,12 +158,7 @@ def _load_parts(
     """Load the parts as load_parts does. undo: called if that fails."""
     torch.set_num_threads(config.threads)
     config, files = find_models(config, directory, report)
-    if sources is None:
-        for each in files:
-            if not isinstance(each, HeadFiles):  # which has other tensors, and its sizes from the target
-                check_sizes(each.directory, each.config)
-    for each in files:
-        check_context(config, each, each.max_positions)
+    _check_sizes(config, files, sources)
     grammars = _grammars(config, files[0])
     ngram_model = find_ngram_model(
         config.speculation,
@@ -172,40 +168,31 @@ def _load_parts(
         report=report,
     )
     backend = engine_backend(config, report)
-    ranks = None if config.tensor_parallel_size == 1 else Ranks(config, directory)
-    if ranks is not None:
-        undo.callback(ranks.close)
-    group = None if ranks is None else ranks.group
+    ranks = make_ranks(config, directory)
+    undo.callback(ranks.close)
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()
-    target, drafting = load_models(config, files, backend, report, sources, group)
-    if backend.name == "flashinfer":
-        _check_kernels(files, backend, report)
+    target, drafting = load_models(config, files, backend, report, sources, ranks.group)
+    _check_kernels(files, backend, report)
     draft_models = [each for each in drafting if isinstance(each, LoadedModel)]
     lanes = make_lanes(config, backend, next((each.backend for each in draft_models), None), partition)
-    device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
+    on = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
         prepare_kernels(config, [target, *draft_models], report)
         report("measuring memory", 0, 0)
-        budget = profile_memory(config, [target, *draft_models], memory, free_bytes, device_lanes)
+        heads = [each for each in drafting if isinstance(each, LoadedHead)]
+        budget = profile_memory(config, [target, *draft_models], memory, free_bytes, on, heads)
     text_bytes = text_index_bytes(config, target.files.max_positions)
     shapes = kv_shapes(config, files, target.files.max_positions, budget, text_bytes)
-
-    if ranks is not None:
-        ranks.meet(shapes[0].num_blocks)
-
-    def start(on: DeviceLanes) -> tuple[EngineModel, list[EngineModel | EngineHead]]:
-        return start_models(config, target, drafting, shapes, report, on=on, group=group)
-
+    ranks.meet(shapes[0].num_blocks)
+    start = partial(start_models, config, target, drafting, shapes, report, group=ranks.group)
     if lanes is None or memory is None:
-        started, started_drafting = start(device_lanes)
+        started, started_drafting = start(on=on)
     else:
         plain = None if partition is not None else lambda: _plain_streams(backend.device)
-        lanes, (started, started_drafting) = make_on_lanes(lanes, start, plain)
-    if ranks is not None:
-        assert isinstance(started.runner, LeadingRunner)
-        ranks.runner = started.runner
+        lanes, (started, started_drafting) = make_on_lanes(lanes, lambda on: start(on=on), plain)
+    ranks.lead(started.runner)
     return EngineParts(
         config=config,
         grammars=grammars,
@@ -216,6 +203,14 @@ def _load_parts(
         text_index_bytes=text_bytes,
         ranks=ranks,
     )
+
+
+def _check_sizes(config: EngineConfig, files: Sequence[ModelFiles | HeadFiles], sources: Sources | None) -> None:
+    """Raises ModelError for tensors of other sizes than config.json says, ConfigError for too long a context."""
+    for each in files:
+        if sources is None and not isinstance(each, HeadFiles):  # a head has its sizes from the target
+            check_sizes(each.directory, each.config)
+        check_context(config, each, each.max_positions)
 
 
 def _grammars(config: EngineConfig, target: ModelFiles) -> GrammarCompiler:
@@ -275,7 +270,9 @@ def engine_backend(config: EngineConfig, report: ProgressCallback) -> Backend:
 
 
 def _check_kernels(models: Sequence[ModelFiles], backend: Backend, report: ProgressCallback) -> None:
-    """Say which kernels are missing before they are compiled, which takes minutes."""
+    """Say which of FlashInfer's kernels are missing before they are compiled, which takes minutes."""
+    if backend.name != "flashinfer":
+        return
     arch = arch_of(torch.cuda.get_device_capability(backend.device))
     kernels, workspace = cache_dir() / "kernels", flashinfer_workspace()
     check_kernels(models, arch, report, kernels=kernels, workspace=workspace, may_compile=may_compile_kernels())
@@ -288,13 +285,8 @@ def _plain_streams(device: torch.device) -> Partition:
     return plain_streams(CudaLaneDevice(device))
 
 
-def make_executor(
-    parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter: WrapDrafter, report: ProgressCallback
-) -> ModelExecutor:
-    """pruning: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use.
-
-    report: as in build.
-    """
+def make_executor(parts: EngineParts, wrap_drafter: WrapDrafter, report: ProgressCallback) -> ModelExecutor:
+    """wrap_drafter: given the drafter, returns the one to use. report: as in build."""
     config, target, backend = parts.config, parts.target, parts.target.backend
     vocab_size, eos_token_ids = target.files.spec.vocab_size, target.files.config.eos_token_ids
     matchers = SequenceMatchers(
@@ -316,7 +308,7 @@ def make_executor(
         table,
         max_logit_rows=config.max_num_seqs,
         matchers=matchers,
-        speculation=_speculation(parts, sampler, matchers, table, pruning, wrap_drafter, report)
+        speculation=_speculation(parts, sampler, matchers, table, wrap_drafter, report)
         if parts.speculates
         else None,
         samples_in_runner=config.schedules_async,
@@ -328,7 +320,6 @@ def _speculation(
     sampler: Sampler,
     matchers: SequenceMatchers,
     table: BlockTable,
-    pruning: EarlyPruning | None,
     wrap_drafter: WrapDrafter,
     report: ProgressCallback,
 ) -> SpeculativeExecution:
@@ -359,7 +350,9 @@ def _speculation(
     return SpeculativeExecution(
         drafter=drafter,
         verifier=make_verifier(config.speculation, sampler),
-        forward=pruning or PlainForward(),
+        forward=make_early_pruning(config.speculation, num_layers=parts.target.runner.num_layers)
+        if config.early_prune == "on"
+        else PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
         states=None if head is None else head.states,

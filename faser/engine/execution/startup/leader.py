@@ -12,10 +12,12 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import child_environment, rank_place, ranks_here
+from faser.engine.contract.companion import Companion
 from faser.engine.contract.messages import Configure, to_text
-from faser.engine.execution.ranks.group import group_here, torchrun_group
+from faser.engine.execution.ranks.group import RankGroup, group_here, torchrun_group
 from faser.engine.execution.ranks.meeting import open_meeting
 from faser.engine.execution.ranks.relay import LeadingRunner
+from faser.engine.execution.runner.runner import Runner
 from faser.errors import ConfigError, EngineError
 from faser.logs import log_format
 from faser.machine import usable_cores
@@ -33,7 +35,25 @@ def loaded(rank: int) -> str:
     return f"loaded/{rank}"
 
 
-class Ranks:
+class NoRanks(Companion):
+    """Stands for the other ranks of a target that is whole in this process."""
+
+    @property
+    def group(self) -> RankGroup | None:
+        """Return the group of ranks; None: there is none."""
+        return None
+
+    def meet(self, num_blocks: int) -> None:
+        """Wait until every rank has its part of the model, and tell it the blocks of the KV cache.
+
+        Raises EngineError that names a rank that cannot load its part.
+        """
+
+    def lead(self, runner: Runner) -> None:
+        """The model has been started with this runner."""
+
+
+class Ranks(NoRanks):
     """The other ranks of the target. Raises ConfigError where they cannot meet.
 
     They end with the thread that makes it. The model in directory can be divided among them: see find_models.
@@ -41,46 +61,50 @@ class Ranks:
 
     def __init__(self, config: EngineConfig, directory: Path) -> None:
         size, place = config.tensor_parallel_size, rank_place()
-        self.runner: LeadingRunner | None = None
+        self._runner: LeadingRunner | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         warn_of_few_cores(ranks_here(size), usable_cores())
         if place is None:
             meeting = open_meeting()
-            self.group = group_here(0, size, meeting, self._check)
+            self._group = group_here(0, size, meeting, self._check)
             self._start(size, meeting)
         elif place.size == size:
-            self.group = torchrun_group(place)
+            self._group = torchrun_group(place)
         else:
             raise ConfigError(f"tensor_parallel_size is {size}, and torchrun has started {place.size} ranks")
-        if self.group.has(CONFIGURE):
+        if self._group.has(CONFIGURE):
             raise EngineError("a rank has ended before; torchrun has to start all of them again (--max-restarts)")
-        self.group.leave(CONFIGURE, to_text(Configure(config, str(directory))))
+        self._group.leave(CONFIGURE, to_text(Configure(config, str(directory))))
+
+    @property
+    def group(self) -> RankGroup:
+        return self._group
 
     def meet(self, num_blocks: int) -> None:
-        """Wait until every rank has its part of the model, and tell it the blocks of the KV cache.
-
-        Raises EngineError that names a rank that cannot load its part.
-        """
-        for rank in range(1, self.group.size):
-            if problem := self.group.find(loaded(rank)):
+        for rank in range(1, self._group.size):
+            if problem := self._group.find(loaded(rank)):
                 raise EngineError(f"rank {rank} cannot load its part of the model: {problem}")
-        self.group.leave(BLOCKS, str(num_blocks))
-        self.group.connect()
+        self._group.leave(BLOCKS, str(num_blocks))
+        self._group.connect()
 
-    def beat(self) -> None:
+    def lead(self, runner: Runner) -> None:
+        assert isinstance(runner, LeadingRunner)
+        self._runner = runner
+
+    def rest(self) -> None:
         """Raises EngineError if a rank has ended, or does not answer."""
-        assert self.runner is not None, "the model has not been started"
-        self.runner.beat()
+        assert self._runner is not None, "the model has not been started"
+        self._runner.beat()
 
     def close(self) -> None:
         """End the other ranks."""
         until_s = time.monotonic()
-        runner, self.runner = self.runner, None
-        if runner is not None and not self.group.is_broken:
+        runner, self._runner = self._runner, None
+        if runner is not None and not self._group.is_broken:
             with contextlib.suppress(EngineError):
                 runner.close()
             until_s += _END_S
-        self.group.close()
+        self._group.close()
         for each in self._processes:
             try:
                 each.wait(max(0.0, until_s - time.monotonic()))
@@ -125,3 +149,8 @@ def warn_of_few_cores(here: int, cores: int) -> None:
             cores,
             cores,
         )
+
+
+def make_ranks(config: EngineConfig, directory: Path) -> NoRanks:
+    """Start the other ranks of the model in directory, if there are any. Raises ConfigError: see Ranks."""
+    return NoRanks() if config.tensor_parallel_size == 1 else Ranks(config, directory)

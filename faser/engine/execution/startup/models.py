@@ -4,6 +4,7 @@ A draft model has a backend of its own, so that it may compute while the target 
 target's, in turn with it, and reads the hidden states that the target's steps leave. Knows no schedules.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,6 +24,7 @@ from faser.engine.execution.drafting.block import BlockModel
 from faser.engine.execution.drafting.block_loop import BlockRunner
 from faser.engine.execution.drafting.block_weights import load_block
 from faser.engine.execution.drafting.head import Head, HeadRunner
+from faser.engine.execution.drafting.head_decoder import HeadDecoder, StateReader
 from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
 from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.mtp import load_mtp
@@ -38,6 +40,7 @@ from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
+from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
@@ -53,7 +56,13 @@ Sources = Callable[[Path], WeightSource]  # the tensors of the model in a direct
 _MOST_LOW_BITS = (
     12.0  # a weight, of a target whose block drafter is rounded: more is 16 bits with a few exceptions
 )
+_HEAD_GRAPH_BYTES = 1 << 20  # of a graph with some twenty kernels, and what it allocates
+# Rows of a head's graphs: a layer costs little, so they are further apart than those of a model. Passes over more
+# rows are those of prompts, and run eagerly.
+_HEAD_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _LOADING = {ModelRole.TARGET: "loading weights", ModelRole.DRAFT: "loading draft model"}
+
+_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +98,22 @@ class LoadedHead:
     states: HiddenStates
 
     @property
+    def backend(self) -> Backend:
+        return self.target.backend
+
+    @property
     def weight_bytes(self) -> int:
         return self.head.weight_bytes
+
+    @property
+    def drafts_on_device(self) -> bool:
+        """Return whether it runs as a draft model does, with graphs and tokens that the device feeds.
+
+        An assistant does not: all of its passes are at one position, on the target's keys and values. Nor does a
+        block drafter, which has one pass a draft.
+        """
+        has_graphs = self.backend.graph_capture is not None
+        return has_graphs and not isinstance(self.head, BlockModel | AssistantHead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +122,7 @@ class EngineHead(LoadedHead):
     parts: HeadParts
 
     @property
-    def runner(self) -> HeadRunner | BlockRunner:
+    def runner(self) -> Runner | HeadRunner | BlockRunner:
         return self.parts.runner
 
 
@@ -181,7 +204,9 @@ def start_models(
         _start_model(config, each, kv, report, on.draft) for each, kv in loaded if isinstance(each, LoadedModel)
     ]
     verifying = _start_model(config, target, shapes[0], report, on.verify, group)
-    started += [_start_head(each, kv, verifying) for each, kv in loaded if isinstance(each, LoadedHead)]
+    started += [
+        _start_head(config, each, kv, verifying, report) for each, kv in loaded if isinstance(each, LoadedHead)
+    ]
     return verifying, started
 
 
@@ -204,17 +229,22 @@ def _start_model(
 
 def make_runner(
     config: EngineConfig,
-    model: LoadedModel,
+    model: LoadedModel | LoadedHead,
     kv: KvShape,
     report: ProgressCallback,
     device_lanes: Sequence[DeviceLane] = (),
+    decoder: RunnableModel | None = None,
 ) -> Runner:
     """With CUDA graphs where the device can replay them and the config does not forbid it.
 
     device_lanes: those that it computes on while another model's runner computes on the rest of the device.
+    decoder: a head's; None: the model's.
     """
-    decoder, backend, most = model.decoder, model.backend, model.files.max_logit_rows
-    capture, kernels = backend.graph_capture, backend.device_sampling_kernels(most, decoder.spec.vocab_size)
+    if decoder is None:
+        assert isinstance(model, LoadedModel)
+        decoder = model.decoder
+    backend, most = model.backend, model.files.max_logit_rows
+    capture, kernels = backend.graph_capture, backend.device_sampling_kernels(most, decoder.logit_rows.shape[1])
     states = state_shape(config, model.files)
     if capture is None or kernels is None:
         sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
@@ -230,7 +260,7 @@ def make_runner(
         capture,
         sizes=_graph_sizes(config, model),
         max_logit_rows=most,
-        drafts=model.files.role is ModelRole.DRAFT,
+        drafts=model.files.role is not ModelRole.TARGET,
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
@@ -239,26 +269,40 @@ def make_runner(
     )
 
 
-def expected_graph_bytes(config: EngineConfig, model: LoadedModel, num_device_lanes: int = 0) -> int:
+def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, num_device_lanes: int = 0) -> int:
     """About the device memory of the model's CUDA graphs, those for device lanes included."""
+    if isinstance(model, LoadedHead) and not model.drafts_on_device:
+        return 0
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
     num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
-    graph_bytes = _graph_sizes(config, model).expected_bytes(num_kinds)
+    sizes = _graph_sizes(config, model)
+    if isinstance(model, LoadedHead):
+        # Graphs of features have the states in memory of their own: those of the largest, and which are known.
+        states = 2 * sizes.rows[-1] * model.states.ring.shape[1] * model.states.ring.itemsize
+        return states + sizes.expected_bytes(num_kinds, _HEAD_GRAPH_BYTES)
+    graph_bytes = sizes.expected_bytes(num_kinds)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
-def _graph_sizes(config: EngineConfig, model: LoadedModel) -> GraphSizes:
+def _graph_sizes(config: EngineConfig, model: LoadedModel | LoadedHead) -> GraphSizes:
     files, capture = model.files, model.backend.graph_capture
     tiles = [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.spec.attentions]
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
+    # A draft's first pass also stores the tokens that followed the last draft: a row or two per sequence of a
+    # draft model; of a head, which reads the states of all accepted tokens, as many rows as were verified.
+    max_drafts = 1 if files.role is ModelRole.DRAFT else drafts
+    requested = config.cudagraph_capture_sizes
+    if files.role is ModelRole.HEAD and requested is None:
+        most = min(config.max_num_seqs * (drafts + 1), config.max_num_batched_tokens, _HEAD_ROWS[-1])
+        requested = (*(each for each in _HEAD_ROWS if each < most), max(most, config.max_num_seqs))
+        requested = tuple(sorted({*requested, config.max_num_seqs}))
     return GraphSizes.default(
         max_rows=config.max_num_batched_tokens,
         max_sequences=config.max_num_seqs,
-        # A draft's first pass also stores the tokens that followed the last draft: a row or two per sequence.
-        max_drafts=drafts if files.role is ModelRole.TARGET else 1,
+        max_drafts=max_drafts,
         max_blocks_each=-(-files.max_positions // config.block_size),
-        requested=config.cudagraph_capture_sizes,
+        requested=requested,
         block_size=config.block_size,
         tile_rows=sorted({*chain.from_iterable(tiles)}),
     )
@@ -272,7 +316,14 @@ def _of_draft_model(quantization: str | None, files: ModelFiles) -> str | None:
         "int8": files.config.quantization is None,
         "int4": files.config.quantization is None,
     }
-    return quantization if quantization is not None and applies.get(quantization) else None
+    if quantization is None or applies.get(quantization):
+        return quantization
+    _log.info(
+        "--quantization %s does not fit the draft model in %s, which is read as stored",
+        quantization,
+        files.directory,
+    )
+    return None
 
 
 class _HeadRoom(TypedDict):
@@ -357,18 +408,26 @@ def _draft_ids(config: EngineConfig, files: HeadFiles, most: int = DRAFT_VOCAB_S
     return torch.tensor(sorted({*range(size), *files.config.eos_token_ids}))
 
 
-def _start_head(loaded: LoadedHead, kv: KvShape, target: EngineModel) -> EngineHead:
-    files, decoder = loaded.files, loaded.target.decoder
-    head, backend, vocab_size = loaded.head, loaded.target.backend, decoder.spec.vocab_size
+def _start_head(
+    config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel, report: ProgressCallback
+) -> EngineHead:
+    head, backend, decoder = loaded.head, loaded.backend, loaded.target.decoder
+    vocab_size, reader = decoder.spec.vocab_size, None
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
-    parts = HeadParts(
-        states=loaded.states,
-        runner=BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
-        if isinstance(head, BlockModel)
-        else HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size),
-        kv=kv,
-    )
+    runner: Runner | HeadRunner | BlockRunner
+    if isinstance(head, BlockModel):
+        runner = BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
+    elif not loaded.drafts_on_device:
+        runner = HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
+    else:
+        # The target's logits have been read by the time that the head drafts.
+        model = HeadDecoder(head, max_rows=config.max_num_batched_tokens, logits=decoder.logit_rows)
+        runner = make_runner(config, loaded, kv, report, decoder=model)
+        sizes = _graph_sizes(config, loaded).rows if config.records_steps else ()
+        assert backend.graph_capture is not None, "drafts_on_device says so"
+        reader = StateReader(model, loaded.states, backend, backend.graph_capture, sizes)
+    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader)
     return EngineHead(
-        files=files, head=loaded.head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
+        files=loaded.files, head=head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
     )

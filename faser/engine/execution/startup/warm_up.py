@@ -31,7 +31,7 @@ from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.files import ModelRole
 from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes, state_shape
-from faser.engine.execution.startup.models import LoadedModel, expected_graph_bytes
+from faser.engine.execution.startup.models import LoadedHead, LoadedModel, expected_graph_bytes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import DeviceMemory
@@ -208,8 +208,12 @@ def profile_memory(
     memory: DeviceMemory,
     free_at_start_bytes: int,
     lanes: DeviceLanes,
+    heads: Sequence[LoadedHead] = (),
 ) -> MemoryBudget:
-    """Measure the memory budget by running the largest steps. lanes: those that compute at the same time."""
+    """Measure the memory budget by running the largest steps. lanes: those that compute at the same time.
+
+    heads: their largest steps are the target's, in buffers that are there; what graphs take comes on top.
+    """
 
     def step() -> None:
         for each in models:
@@ -224,9 +228,11 @@ def profile_memory(
         memory,
         free_at_start_bytes,
         step,
-        graph_bytes=sum(expected_graph_bytes(config, each, num_lanes(each)) for each in models),
+        graph_bytes=sum(expected_graph_bytes(config, each, num_lanes(each)) for each in models)
+        + sum(expected_graph_bytes(config, each) for each in heads),
         # The step makes attention's workspaces.
-        workspaces_bytes=sum(map(_sampling_bytes, models)),
+        workspaces_bytes=sum(_sampling_bytes(each) for each in models)
+        + sum(_sampling_bytes(each) for each in heads if each.drafts_on_device),
     )
 
 
@@ -277,9 +283,10 @@ def measure_budget(
     )
 
 
-def _sampling_bytes(model: LoadedModel) -> int:
-    """Return the bytes that a runner's sampling kernels keep between steps."""
-    return model.files.max_logit_rows * model.decoder.spec.vocab_size * _SAMPLING_BYTES // 1024
+def _sampling_bytes(model: LoadedModel | LoadedHead) -> int:
+    """Return the bytes that a runner's sampling kernels keep between steps. A head has the target's vocabulary."""
+    vocab_size = (model.target if isinstance(model, LoadedHead) else model).files.spec.vocab_size
+    return model.files.max_logit_rows * vocab_size * _SAMPLING_BYTES // 1024
 
 
 def _largest_step(config: EngineConfig, model: LoadedModel) -> None:

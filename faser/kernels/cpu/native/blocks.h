@@ -29,6 +29,21 @@ struct FaserExperts {
     const float* choice_bias;  // [E], added to sigmoids for the choice alone; or null
 };
 
+// A mixture beside the network of a layer, whose results are added up. Norms: [H], before and after it, before the
+// router, and after the network.
+struct FaserExpertsBeside {
+    const FaserExperts* experts;
+    const float *norm, *router_norm, *norm_after, *norm_after_network;
+};
+
+// hidden += norm(out(activation(gate(hidden)) * p)). room: [rows, 2 P], `stride` values apart; the second half is p.
+struct FaserTokenInputs {
+    FaserAnyLinear gate, out;
+    const float* norm;
+    void* room;
+    int64_t stride;
+};
+
 struct FaserFeedForward {
     FaserAnyLinear attention_out;
     FaserNormedLinear gate_up;
@@ -37,6 +52,9 @@ struct FaserFeedForward {
     const float* norm_after_attention;  // [columns], of what attention adds, and of what the network adds; or null
     const float* norm_after;
     const FaserExperts* experts;  // in place of gate, up and down; or null. gate_up has the norm before it
+    const FaserExpertsBeside* beside;      // or null
+    const FaserTokenInputs* token_inputs;  // added in the end; or null
+    float scale;                           // what the stream is multiplied by then
 };
 
 struct FaserLayer {
@@ -47,6 +65,7 @@ struct FaserLayer {
     const float* query_angles;
     const float* q_norm;
     const float* k_norm;
+    const float* v_norm;
     const float* wide_q_norm;  // of all queries of a row together, and of all its keys; or null
     const float* wide_k_norm;
     float eps;
@@ -56,6 +75,8 @@ struct FaserLayer {
     FaserNormedLinear rates;         // of the delta net
     const FaserDeltaNet* delta_net;  // in place of attention; or null
     const FaserShortConv* short_conv;  // likewise
+    int64_t kv_layer;         // whose keys and values are read: its own number, or that of an earlier layer
+    const FaserCache* lent;   // those of the layers of another model, of which one is read; or null
 };
 
 // Where delta nets and short convolutions go on. layers: of each layer. rates: room for those of the step's rows, or

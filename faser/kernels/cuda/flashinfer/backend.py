@@ -9,6 +9,7 @@ and stores, the gate. A product adds the residual in place, so that nothing is c
 norm instead would take as many launches and read as much.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
@@ -120,7 +122,10 @@ class _LaneState:
 
 
 class FlashInferBackend:
-    """Backend of FlashInfer and Triton. Allocates memory when first needed. fp8: None: no fp8 products."""
+    """Backend of FlashInfer and Triton. Allocates memory when first needed.
+
+    fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
+    """
 
     def __init__(
         self,
@@ -128,8 +133,10 @@ class FlashInferBackend:
         library: FlashInfer,
         kernels: DeviceKernels,
         fp8: Fp8Products | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.device = accelerator.device
+        self.choices = choices or Choices()
         self.name = "flashinfer"
         self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
         self.mask_kernel = None
@@ -254,10 +261,28 @@ class FlashInferBackend:
 
     @property
     def experts_read(self) -> int:
-        """See Backend. Waits for the device, where the model is a mixture."""
-        return 0 if self._experts_read is None else int(self._experts_read)
+        """See Backend. 0 where the model is no mixture."""
+        return self.count_experts()()
 
-    def experts(self, x: Tensor, block: Experts, hidden: Tensor, routed_by: Tensor | None = None) -> None:
+    def count_experts(self) -> Callable[[], int]:
+        """See Backend. Nothing is launched where the model is no mixture."""
+        if self._experts_read is None:
+            return lambda: 0
+        readback = self.graph_capture.readback((self._experts_read,))
+        return lambda: int(readback.wait()[0][0])
+
+    def row_slots(self, plan: _EagerPlan | FixedPlan) -> Tensor:
+        return plan.device.slots
+
+    def experts(
+        self,
+        x: Tensor,
+        block: Experts,
+        hidden: Tensor,
+        routed_by: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
         if self._experts_read is None:
             self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -270,7 +295,7 @@ class FlashInferBackend:
         if block.shared is not None:
             shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
             logits = logits[:, :-1].contiguous()
-        run(x, logits, hidden, self._experts_read, shared)
+        run(x, logits, hidden, self._experts_read, shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
         """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""

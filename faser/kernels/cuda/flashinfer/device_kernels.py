@@ -20,8 +20,8 @@ from faser.kernels.torch_delta_net import LayerStates
 RopeAppend = Callable[..., Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
-# Of x, logits, hidden, read, and of a shared expert what it gives and its logits; see triton/experts.py.
-RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None], None]
+# Of x, logits, hidden, read, of a shared expert what it gives and its logits, and slots; see triton/experts.py.
+RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor | None], None]
 # Of qkv, rates, shape, net, held, numbers, out; see triton/delta_net.py.
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py

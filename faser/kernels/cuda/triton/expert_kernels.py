@@ -12,9 +12,12 @@ _ALIGNED = tl.constexpr(8)  # elements: weights begin at multiples of 16 bytes
 
 
 @jit
-def _route(logits, num_experts, scales, chosen, weights, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
-           TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number."""
+def _route(logits, num_experts, scales, slots, chosen, weights, RENORMALISE: tl.constexpr, SCALED: tl.constexpr,
+           PADDED: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One row. Of equal logits the lower expert comes first. Experts differ, also where no logit is a number.
+
+    PADDED: slots has a number below 0 for a row of padding, which chooses -1.
+    """
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     free = expert < num_experts
@@ -33,10 +36,12 @@ def _route(logits, num_experts, scales, chosen, weights, RENORMALISE: tl.constex
         free = free & (expert != at)
     if RENORMALISE:
         total = tl.sum(weight)
-    tl.store(chosen + row * TOP + place, found, mask=place < TOP)
     weight = weight / total
     if SCALED:
         weight *= tl.load(scales + found, mask=place < TOP, other=0.0)
+    if PADDED:
+        found = tl.where(tl.load(slots + row) < 0, -1, found)
+    tl.store(chosen + row * TOP + place, found, mask=place < TOP)
     tl.store(weights + row * TOP + place, weight, mask=place < TOP)
 
 
@@ -163,12 +168,14 @@ def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_exp
 
 
 @jit
-def _add(given, weights, shared, shared_logits, hidden, stride, width,
-         TOP: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Some columns of one row, rounded once."""
+def _add(given, weights, shared, shared_logits, slots, hidden, stride, width,
+         TOP: tl.constexpr, SHARES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Some columns of one row, rounded once; of padding none."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
+    if PADDED:
+        inside &= tl.load(slots + row) >= 0
     total = tl.zeros((BLOCK,), tl.float32)
     for number in tl.static_range(TOP):
         pair = row * TOP + number

@@ -115,15 +115,16 @@ def _offsets(matrices: tuple[Tensor, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Pairs of each expert. Pair r K + k is row r at the k-th of its K experts.
+    """Pairs of each expert. Pair r K + k is row r at the k-th of its K experts; rows of padding have none.
 
     weights: [R, K] float32. pairs: [E, R] int32, of each expert the numbers of its pairs, ascending; counts: [E]
-    int32, how many these are.
+    int32, how many these are. slots: see `experts`.
     """
 
     weights: Tensor
     pairs: Tensor
     counts: Tensor
+    slots: Tensor | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -137,6 +138,7 @@ def experts(
     hidden: Tensor,
     read: Tensor,
     shared: SharedOutput | None = None,
+    slots: Tensor | None = None,
     *,
     top_k: int,
     renormalise: bool,
@@ -146,7 +148,8 @@ def experts(
     """Compute Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
     read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
-    last; None: no expert is shared. scales: [E] float32.
+    last; None: no expert is shared. slots: [R] int64, below 0 for padding, whose rows stay as they are; None: no
+    row is. scales: [E] float32.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count, size = x.shape, networks.count, networks.size
@@ -166,13 +169,15 @@ def experts(
         given, shared_logits = shared
         expect("what the shared expert gives", given, (rows, width), torch.float32, like=first)
         expect("logits of the shared expert", shared_logits, (rows,), torch.float32, like=first)
+    if slots is not None:
+        expect("slots", slots, (rows,), torch.int64, like=first)
     assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
-    routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales)
+    routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
     inner = gate_up(networks, x, routes, activation, tiles)
     add(down(networks, inner, routes, tiles), routes, hidden, shared)
 
@@ -190,18 +195,27 @@ def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:
     return (num_pairs + min(num_pairs, num_experts) * (rows - 1)) // rows
 
 
-def route(logits: Tensor, read: Tensor, *, top_k: int, renormalise: bool, scales: Tensor | None = None) -> Routes:
+def route(
+    logits: Tensor,
+    read: Tensor,
+    *,
+    top_k: int,
+    renormalise: bool,
+    scales: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Routes:
     rows, count = logits.shape
     chosen, pairs, counts = (
         logits.new_empty(each, dtype=torch.int32) for each in ((rows, top_k), (count, rows), count)
     )
     weights = torch.empty_like(chosen, dtype=torch.float32)
     _route[(rows,)](
-        logits, count, logits if scales is None else scales, chosen, weights, RENORMALISE=renormalise,
-        SCALED=scales is not None, TOP=top_k, PLACES=next_power_of_2(top_k), BLOCK=next_power_of_2(count), **EXACT,
+        logits, count, logits if scales is None else scales, logits if slots is None else slots, chosen, weights,
+        RENORMALISE=renormalise, SCALED=scales is not None, PADDED=slots is not None, TOP=top_k,
+        PLACES=next_power_of_2(top_k), BLOCK=next_power_of_2(count), **EXACT,
     )  # fmt: skip
     _gather_pairs[(count,)](chosen, rows * top_k, rows, pairs, counts, read, BLOCK=_PAIRS)
-    return Routes(weights=weights, pairs=pairs, counts=counts)
+    return Routes(weights=weights, pairs=pairs, counts=counts, slots=slots)
 
 
 def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str, tiles: Tiles) -> Tensor:
@@ -254,6 +268,6 @@ def add(given: Tensor, routes: Routes, hidden: Tensor, shared: SharedOutput | No
     (rows, top_k), width = routes.weights.shape, given.shape[1]
     beside = shared or (given, given)  # without one never read
     _add[(rows, -(-width // _COLUMNS))](
-        given, routes.weights, *beside, hidden, hidden.stride(0), width, TOP=top_k, SHARES=shared is not None,
-        BLOCK=_COLUMNS, **EXACT,
+        given, routes.weights, *beside, given if routes.slots is None else routes.slots, hidden, hidden.stride(0),
+        width, TOP=top_k, SHARES=shared is not None, PADDED=routes.slots is not None, BLOCK=_COLUMNS, **EXACT,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Conf
 from faser.engine.contract.drafts import Floats
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
-from faser.kernels.cpu.acceptance import NativeAcceptance
+from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
 from tests.engine.control.speculation.building import full, ints, note_nothing, outcomes, table
 from tests.engine.control.speculation.python_acceptance import PythonAcceptance
@@ -268,7 +268,7 @@ def outcomes_of(drafts: list[SlowDraft]) -> DraftOutcomes:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("is_native", [False, True], ids=["python", "native"])
 def test_whole_arrays_say_what_single_tokens_say(seed: int, is_native: bool, kernel_cache: Path) -> None:
-    pair = Pair(seed, partial(NativeAcceptance, text_library(kernel_cache)) if is_native else PythonAcceptance)
+    pair = Pair(seed, partial(CompiledAcceptance, text_library(kernel_cache)) if is_native else PythonAcceptance)
     pair.check()
     for _ in range(60):
         match int(pair.rng.integers(8)):

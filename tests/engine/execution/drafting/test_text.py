@@ -102,7 +102,7 @@ def start_of(
         seed=0,
         prompt_len=len(token_ids) if prompt_len is None else prompt_len,
         token_ids=tuple(token_ids),
-        namespace=salt,
+        cache_salt=salt,
         predicted_token_ids=tuple(predicted),
     )
 

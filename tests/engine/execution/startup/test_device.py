@@ -185,11 +185,6 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
             {"spec_partition": "cores"},
             "^--spec-partition is cores, which divides a cpu device; the device is cuda:0$",
         ),
-        (
-            HOPPER,
-            {"early_prune": "auto"},
-            "^--early-prune is auto; on a GPU a step that prunes replays no CUDA graph",
-        ),
         (OLD, {"device": "cuda"}, "at least 8.0 is needed"),
         (
             NO_GPU,
@@ -211,11 +206,6 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
 def test_what_a_device_cannot_do_is_refused(facts: CudaFacts, options: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         resolved(facts, options)
-
-
-@pytest.mark.parametrize("mode, facts", [("auto", NO_GPU), ("on", HOPPER), ("off", HOPPER)])
-def test_early_pruning_may_be_on_anywhere_and_auto_on_a_cpu(mode: str, facts: CudaFacts) -> None:
-    assert resolved(facts, {"early_prune": mode}).early_prune == mode
 
 
 def test_settings_of_a_gpu_log_a_warning_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,26 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.execution.startup.files import draft_model_files, target_files
-from faser.engine.execution.startup.models import LoadedModel, load_model
+from faser.engine.execution.overlap.lanes import DeviceLanes
+from faser.engine.execution.runner.graph_runner import GraphRunner
+from faser.engine.execution.startup.files import draft_model_files, find_models, target_files
+from faser.engine.execution.startup.memory import kv_shapes
+from faser.engine.execution.startup.models import (
+    EngineHead,
+    LoadedHead,
+    LoadedModel,
+    expected_graph_bytes,
+    load_model,
+    load_models,
+    start_models,
+)
 from faser.errors import ConfigError
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
+from tests.engine.execution.drafting.seeded_heads import head_layers, head_spec, write_seeded
+from tests.engine.execution.runner.test_graph_runner import write_heads_of_64
+from tests.kernels.cuda.fake_graph import fake_backend
 
 
 def checkpoint(directory: Path, **changes: object) -> Path:
@@ -124,3 +138,37 @@ def test_a_draft_model_drafts_as_far_as_its_context_goes(
     limit = {} if asked is None else {"max_model_len": asked}
     _, draft, _ = load_both(tiny_checkpoint, short, config(**limit))
     assert draft.files.max_positions == expected
+
+
+def test_a_head_on_a_gpu_has_graphs_within_the_memory_that_is_left_for_them(tmp_path: Path) -> None:
+    layers = head_layers(hidden_size=128, num_heads=2, num_kv_heads=1, head_dim=64)
+    write_seeded(tmp_path / "head", head_spec(layers, target_hidden_size=128), dtype=torch.bfloat16)
+    options = EngineConfig(
+        device="cuda:0",
+        backend="flashinfer",
+        dtype="bfloat16",
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        kv_cache_memory=1 << 20,
+        speculative_config={"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3},
+    )
+    stages: dict[str, tuple[int, int]] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        stages[stage] = (done, total)
+
+    options, files = find_models(options, write_heads_of_64(tmp_path / "target"), report)
+    backend = fake_backend()
+    target, (head,) = load_models(options, files, backend, report)
+    assert isinstance(head, LoadedHead)
+    shapes = kv_shapes(options, files, 64)
+    start_models(options, target, [], shapes[:1], report, on=DeviceLanes())
+    of_target = backend.graph_capture.graph_bytes
+    _, (started,) = start_models(options, target, [head], shapes, report, on=DeviceLanes())
+    assert isinstance(started, EngineHead)
+    assert isinstance(started.runner, GraphRunner)
+    assert stages["capturing CUDA graphs of the head"] == (started.runner.num_graphs,) * 2
+    assert 0 < backend.graph_capture.graph_bytes - 2 * of_target <= expected_graph_bytes(options, head)
+    eager = replace(options, enforce_eager=True)
+    assert expected_graph_bytes(eager, head) == 0

@@ -76,6 +76,7 @@ class Mixture:
         activation: str = "silu",
         scales: Tensor | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """As the backend calls the kernels. shared: what a shared expert gives, and its logits."""
         block = Experts(
@@ -91,7 +92,8 @@ class Mixture:
         run = experts_kernels(block, gate_up, self._matrices(self.down, self.down_biases))
         hidden = torch.ones_like(x).to(DEVICE)
         beside = None if shared is None else (shared[0].to(DEVICE), shared[1].to(DEVICE))
-        run(x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read, beside)
+        marks = None if slots is None else slots.to(DEVICE)
+        run(x.to(DEVICE), self.logits(x).to(DEVICE), hidden, self.read, beside, marks)
         return hidden.cpu()
 
     def _matrices(self, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> ExpertMatrices:
@@ -136,6 +138,22 @@ def test_a_mixture_is_that_of_one_expert_after_the_other(
     assert_close(found, wanted, rtol=NEAR[dtype], atol=4 * NEAR[dtype])
     assert not torch.equal(wanted, torch.ones_like(wanted))
     assert mixture.read.tolist() == [read]
+
+
+def test_rows_of_padding_choose_no_experts_and_stay_as_they_are() -> None:
+    """And harm no other row. Planted: an inverted mask, one of the row before, no mask where results are added."""
+    mixture = Mixture(torch.bfloat16)
+    x = mixture.rows(8)
+    alone = mixture.added(x[[0, 1, 3, 5]])
+    read = mixture.read.item()
+    slots = torch.tensor([9, 0, -1, 7, -1, 3, -1, -1])
+    x[~(slots >= 0)] = torch.nan
+    found = mixture.added(x, slots=slots, shared=(torch.zeros(8, HIDDEN), torch.zeros(8)))
+    assert torch.equal(found[slots >= 0], alone)
+    assert torch.equal(found[slots < 0], torch.ones(4, HIDDEN, dtype=x.dtype))
+    assert mixture.read.item() - read == read < COUNT
+    mixture.added(x, slots=torch.full_like(slots, -1))
+    assert mixture.read.item() == 2 * read
 
 
 def test_what_a_shared_expert_gives_is_weighed_by_its_own_logit() -> None:

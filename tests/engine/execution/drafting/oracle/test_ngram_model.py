@@ -27,7 +27,7 @@ def start_of(slot: int, token_ids: tuple[int, ...], salt: str | None = None) -> 
         seed=0,
         prompt_len=len(token_ids),
         token_ids=token_ids,
-        namespace=salt,
+        cache_salt=salt,
     )
 
 

@@ -32,7 +32,7 @@ def start_of(slot: int, token_ids: Sequence[int], prompt_len: int, salt: str | N
         seed=0,
         prompt_len=prompt_len,
         token_ids=tuple(token_ids),
-        namespace=salt,
+        cache_salt=salt,
     )
 
 

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from faser.engine.checkpoints.gguf.file import GgufFile
-from faser.engine.text.tokenizer_settings import TokenizerSettings
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError
 
 _SPACE = "\u2581"

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer
+from faser.engine.checkpoints.gguf_tokenizer import read_gguf_tokenizer
+from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import merges_of, write_gguf
 from tests.engine.text.vocabularies import (

@@ -4,6 +4,8 @@ The clock is the test's own: an engine is idle for as long as the test says.
 """
 
 import logging
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,23 +124,49 @@ def test_a_replay_waits_for_a_while_and_pauses_for_requests(checkpoints: Checkpo
     assert idle(engine).divergences == 0
 
 
-def test_a_replay_gives_its_slot_to_requests_that_need_all(checkpoints: Checkpoints) -> None:
+def test_a_replay_goes_on_after_requests_that_need_all_slots(checkpoints: Checkpoints) -> None:
     engine = audited(checkpoints)
     answer(engine, 1, temperature=0.0)
-    for _ in range(2000):
-        engine.step()
-        if engine._scheduler.lent_slot is not None:
-            break
-    many = requests(temperature=0.0)[1:20]  # more than there are slots
-    for request in many:
+    engine.step()
+    time.sleep(0.06)
+    engine.step()  # the replay's first
+    for request in requests(temperature=0.0)[1:20]:  # more than there are slots
         engine.add(request)
-    assert engine._scheduler.lent_slot is None
     while engine.has_work():
         engine.step()
         engine._scheduler.check_invariants()
     stats = idle(engine)
     assert stats.checks > 10
     assert stats.divergences == 0
+
+
+def test_each_sample_of_a_request_is_replayed_with_its_own_seed(checkpoints: Checkpoints) -> None:
+    engine = audited(checkpoints)
+    answer(engine, 2, temperature=0.9, n=2, max_tokens=40)
+    stats = idle(engine)
+    assert stats.checks >= 2
+    assert stats.divergences == 0
+
+
+def test_an_engine_of_one_slot_has_none_for_replays(checkpoints: Checkpoints) -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs must be at least 2"):
+        audited(checkpoints, max_num_seqs=1)
+
+
+def test_answers_that_a_client_ended_at_a_stop_string_are_compared_and_other_aborts_are_not(
+    checkpoints: Checkpoints,
+) -> None:
+    engine = audited(checkpoints)
+    for request, stop in zip(requests(temperature=0.8, seed=None)[:2], (("x",), ()), strict=True):
+        engine.add(replace(request, sampling=replace(request.sampling, stop=stop)))
+    for _ in range(12):
+        engine.step()
+    for request in requests()[:2]:
+        engine.abort(request.request_id)
+    while engine.has_work():
+        engine.step()
+    stats = idle(engine)
+    assert (stats.checks, stats.divergences) == (1, 0)
 
 
 def test_the_answers_that_wait_are_bounded(checkpoints: Checkpoints) -> None:
@@ -148,7 +176,7 @@ def test_the_answers_that_wait_are_bounded(checkpoints: Checkpoints) -> None:
     stats = engine.stats().audit
     assert stats is not None
     assert stats.skipped > 0
-    assert len(engine._auditor._waiting) == 64  # type: ignore[union-attr]
+    assert idle(engine).checks == 64
 
 
 @pytest.mark.parametrize("rate, low, high", [(0.5, 2, 22), (0.0, 0, 0)])
