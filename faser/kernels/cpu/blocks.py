@@ -272,11 +272,13 @@ _REORDERED = "products take their inputs in another order (act-order)"
 
 def _why_separate_block(block: FeedForward | MixedFeedForward) -> str | None:
     """Say why no call takes the block as a whole; None: one does."""
-    beside = block.beside if isinstance(block, FeedForward) else None
-    experts = block.experts if isinstance(block, MixedFeedForward) else beside and beside.experts
+    inputs = None
+    if isinstance(block, MixedFeedForward):
+        experts: Experts | None = block.experts
+    else:
+        experts, inputs = None if block.beside is None else block.beside.experts, block.token_inputs
     if experts is not None and not is_grouped(experts):
         return "experts have weights of several kinds"
-    inputs = block.token_inputs if isinstance(block, FeedForward) else None
     more = () if inputs is None else (inputs.gate, inputs.out)
     return _REORDERED if any(map(reorders, (*block.products, *more))) else None
 

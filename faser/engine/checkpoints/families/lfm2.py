@@ -16,7 +16,9 @@ from faser.engine.checkpoints.families.architecture import (
     ShortConvSpec,
     TensorNames,
 )
+from faser.engine.checkpoints.families.family import EXPERT, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
 
 _CONVOLUTION, _FULL = "conv", "full_attention"
@@ -115,3 +117,101 @@ def _layer_types(config: Mapping[str, Any], fields: Fields) -> list[str]:
     if _FULL not in found:
         raise ModelError(f"config.json: layer_types has no {_FULL}; at least one layer must attend")
     return found
+
+
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "ffn_gate_exps": f"feed_forward.experts.{EXPERT}.w1",
+    "ffn_up_exps": f"feed_forward.experts.{EXPERT}.w3",
+    "ffn_down_exps": f"feed_forward.experts.{EXPERT}.w2",
+}
+_LFM2_OUTER = dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")
+
+
+def _lfm2_fields(file: GgufFile, config: Config, name: str = "lfm2") -> Config:
+    """A layer without key-value heads has a short convolution."""
+    kv_heads = file.require_list(f"{name}.attention.head_count_kv", int)
+    if len(kv_heads) != config["num_hidden_layers"]:
+        raise ModelError(
+            f"{file.path}: {name}.attention.head_count_kv is {kv_heads}; it must have one of each layer"
+        )
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+        "num_key_value_heads": max(kv_heads),
+        "conv_L_cache": file.size(f"{name}.shortconv.l_cache"),
+        "intermediate_size": file.size(f"{name}.feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
+def _lfm2_moe_fields(file: GgufFile, config: Config) -> Config:
+    """llama.cpp always renormalises the weights of these experts."""
+    name = "lfm2moe"
+    num_dense = file.get(f"{name}.leading_dense_block_count", int, 0)
+    return _lfm2_fields(file, config, name) | {
+        "num_dense_layers": num_dense,
+        "num_experts": file.size(f"{name}.expert_count"),
+        "num_experts_per_tok": file.size(f"{name}.expert_used_count"),
+        "moe_intermediate_size": file.size(f"{name}.expert_feed_forward_length"),
+        "use_expert_bias": file.has_tensor(f"blk.{num_dense}.exp_probs_b.bias"),
+        "norm_topk_prob": True,
+    }
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "lfm2": GgufArchitecture(
+        class_name="Lfm2ForCausalLM",
+        model_type="lfm2",
+        tensors=_LFM2,
+        outer=_LFM2_OUTER,
+        sizes_by_layer=True,
+        own_fields=_lfm2_fields,
+    ),
+    "lfm2moe": GgufArchitecture(
+        class_name="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        tensors=_LFM2,
+        outer=_LFM2_OUTER,
+        experts=True,
+        sizes_by_layer=True,
+        own_fields=_lfm2_moe_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="LFM2, LFM2.5",
+        model_type="lfm2",
+        architecture="Lfm2ForCausalLM",
+        to_spec=spec,
+        tool_parsers=("lfm2",),
+        examples=("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2.5-1.2B-Instruct"),
+        gguf=("lfm2",),
+        note="Short convolutions, which CPUs compute.",
+    ),
+    Family(
+        name="LFM2-MoE",
+        model_type="lfm2_moe",
+        architecture="Lfm2MoeForCausalLM",
+        to_spec=moe_spec,
+        tool_parsers=("lfm2",),
+        examples=("LiquidAI/LFM2-8B-A1B",),
+        gguf=("lfm2moe",),
+        note="A mixture of experts with short convolutions, which CPUs compute.",
+    ),
+)

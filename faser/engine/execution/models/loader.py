@@ -14,7 +14,7 @@ import torch
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import gguf_file, read_model_config
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource
+from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder

@@ -1,6 +1,6 @@
 """The weights of a GGUF file as those of a Hugging Face checkpoint: the hub's names, order and values.
 
-Undoes what llama.cpp does: its row order of q and k, and the one that it adds to norms. config.py makes
+Undoes what llama.cpp does: its row order of q and k, and the one that it adds to norms. gguf_config.py makes
 a config.json of the metadata. Imports torch only in GgufSource.get: the front-end opens files without it.
 """
 
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from faser.engine.checkpoints.families import gguf_architecture
 from faser.engine.checkpoints.families.architecture import MOST_EXPERTS
-from faser.engine.checkpoints.gguf.families import (
+from faser.engine.checkpoints.families.drafters import MTP_TENSORS
+from faser.engine.checkpoints.families.family import (
     A_LOG,
     BARE,
     CONVOLUTIONS,
@@ -23,9 +25,7 @@ from faser.engine.checkpoints.gguf.families import (
     DRAFT_IDS,
     EXPERT,
     GATE_UP,
-    MTP_TENSORS,
     VECTORS,
-    architecture_of,
 )
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
@@ -68,7 +68,7 @@ class GgufSource:
     def __init__(self, file: GgufFile) -> None:
         """Raises ModelError that names a tensor without a Hugging Face name."""
         self._file = file
-        architecture, name = architecture_of(file), file.require("general.architecture", str)
+        architecture, name = gguf_architecture(file), file.require("general.architecture", str)
         self._plus_one = architecture.plus_one
         num_layers = None
         if architecture.drafting_layers:
