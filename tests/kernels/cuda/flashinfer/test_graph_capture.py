@@ -57,7 +57,7 @@ def test_a_longer_layout_is_planned_again_when_a_sequence_gets_another_piece() -
 
 def test_a_plan_serves_shorter_sequences_where_each_has_one_row_and_its_kernel_takes_empty_pieces() -> None:
     """Several rows of a sequence are laid out by the pieces that the kernel counts, not by those planned."""
-    shape, alone = attention_shape(4, 4, 64), Captured(rows=SEQUENCES)
+    shape, alone = attention_shape(1, 4, 64), Captured(rows=SEQUENCES)
     assert alone.plan.serves_shorter
     assert not Captured(rows=SEQUENCES + 2).plan.serves_shorter
     alone.plan._is_blank = True  # another layer of the captured ones
