@@ -36,8 +36,9 @@ class StepMatch:
 class FollowedRows:
     """Rows of D drafts, each a sequence of its own for attention. All int64, at fixed addresses.
 
-    numbers: [1 + 2 W] D, then for each draft the tokens known before the step and its number in the step, at 1
-    and at 1 + W. Written to by every pass:
+    numbers: [1 + 3 W] D, then for each draft the tokens known before the step and its number in the step, at 1
+    and at 1 + W, and at 1 + 2 W by how much positions of its tokens exceed the places of their rows. Written to
+    by every pass:
     lengths: [W] known tokens of each draft's sequence, draft tokens before the pass included.
     fed: [2 W] of a first pass: the tokens of its rows.
     positions: [W] of the tokens that the pass samples, where the sampler reads them.

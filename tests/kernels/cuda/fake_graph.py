@@ -131,7 +131,8 @@ def _advance(rows: FollowedRows, step: StepMatch | None, layout: PagedLayout, bl
         else:
             known = int(rows.lengths[draft]) + 1
             _place(layout, draft, known, block_size)
-        rows.lengths[draft] = rows.positions[draft] = known
+        rows.lengths[draft] = known
+        rows.positions[draft] = known + rows.numbers[1 + 2 * width + draft]
 
 
 def _place(layout: PagedLayout, row: int, length: int, block_size: int) -> None:

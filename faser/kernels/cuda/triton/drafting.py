@@ -67,7 +67,7 @@ def _advance(
             length = known
         if row % rows_each == rows_each - 1:
             tl.store(lengths + draft, known)
-            tl.store(row_positions + draft, known)
+            tl.store(row_positions + draft, known + tl.load(numbers + 1 + 2 * width + draft))
         begin = tl.load(page_starts + row)
         num_pages = tl.load(page_starts + row + 1) - begin
         fits = length <= num_pages * BLOCK_SIZE

@@ -97,9 +97,11 @@ def layout_of(num_pages: list[int]) -> PagedLayout:
     return found
 
 
-def rows_at(lengths: list[int], bases: list[int], sources: list[int]) -> FollowedRows:
-    count = len(bases)
-    numbers = [count, *bases, *[-1] * (WIDTH - count), *sources, *[-1] * (WIDTH - count)]
+def rows_at(
+    lengths: list[int], bases: list[int], sources: list[int], shifts: tuple[int, ...] = (0, 0, 0)
+) -> FollowedRows:
+    count, rest = len(bases), [-1] * (WIDTH - len(bases))
+    numbers = [count, *bases, *rest, *sources, *rest, *shifts, *rest]
     return FollowedRows(
         numbers=ints(numbers),
         lengths=ints(lengths + [-9] * (WIDTH - len(lengths))),
@@ -131,14 +133,15 @@ def test_a_first_pass_has_the_last_two_tokens_and_the_next_ones_follow_it() -> N
     step.last.copy_(ints([*range(5, 13)]).view(4, 2))
     bases, sources = [6, 3, 11], [2, 0, 3]  # 8, 4 and 14 known tokens
     first = layout_of([2, 3, 2, 2, 3, 4, 1, 1])
-    rows = rows_at([], bases, sources)
+    rows = rows_at([], bases, sources, shifts=(0, 17, 1))
     advance(rows, step, first, BLOCK_SIZE)
     expect_places(first, [7, 8, 3, 4, 13, 14])
     assert rows.fed.tolist() == [9, 10, 5, 6, 11, 12, *[-9] * 10]
-    assert rows.lengths.tolist()[:4] == rows.positions.tolist()[:4] == [8, 4, 14, -9]
+    assert rows.lengths.tolist()[:4] == [8, 4, 14, -9]
+    assert rows.positions.tolist()[:4] == [8, 4 + 17, 14 + 1, -9]
 
     following = layout_of([3, 1, 4, 1])
     for ahead in (1, 2, 3):
         advance(rows, None, following, BLOCK_SIZE)
         expect_places(following, [8 + ahead, 4 + ahead, 14 + ahead])
-        assert rows.positions.tolist()[:4] == [8 + ahead, 4 + ahead, 14 + ahead, -9]
+        assert rows.positions.tolist()[:4] == [8 + ahead, 21 + ahead, 15 + ahead, -9]
