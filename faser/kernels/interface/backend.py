@@ -6,7 +6,7 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,6 +47,7 @@ from faser.kernels.interface.shapes import (
     Processors,
     RowLayout,
 )
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 
 class Backend(Protocol):
@@ -109,6 +110,11 @@ class Backend(Protocol):
     @property
     def has_states(self) -> bool:
         """Return whether delta nets are supported."""
+        ...
+
+    @property
+    def has_short_convs(self) -> bool:
+        """Return whether short convolutions are supported, and mixtures that weigh experts by sigmoids."""
         ...
 
     @property
@@ -302,10 +308,10 @@ class Backend(Protocol):
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
-        are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
-        lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
-        rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no experts, and what hidden becomes
-        there is arbitrary. Raises ConfigError where has_experts is False.
+        are renormalised, times the scales; or sigmoids, see Experts. routed_by: [R, H], what the router sees;
+        None: x. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the weights,
+        the shared expert last, and is rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no
+        experts, and what hidden becomes there is arbitrary. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -331,6 +337,16 @@ class Backend(Protocol):
 
         qkv: [R, shape.columns]. rates: [R, 2 Hv] float32, b then a. layer: number in the states. out: [R, Hv Dv].
         A chunk that the step's rows complete, but for those that may be refused, enters the state.
+        """
+        ...
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        """Write the short convolution of every row to out, by interface/short_conv.py; the step's rows are kept.
+
+        bcx: [R, shape.columns]. layer: number in the states. out: [R, H]. Raises ConfigError where has_short_convs
+        is False.
         """
         ...
 
@@ -407,7 +423,7 @@ class SeparateBlocks:
         room = given.room[: hidden.shape[0]]
         size = room.shape[1] // 2
         self._backend.linear(hidden, given.gate, room[:, :size])
-        inner = self._backend.gate(room, hidden.new_empty((hidden.shape[0], size)), block.activation)
+        inner = self._backend.gate(room, room[:, :size], block.activation)
         self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
     def _add(
@@ -463,6 +479,11 @@ class SeparateLayers:
         self._backend = backend
         self._blocks = blocks
 
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return none: the backend has no call for whole layers, or those of ranks are in parts."""
+        del stack
+        return ()
+
     def run(
         self,
         stack: DecoderStack,
@@ -488,6 +509,10 @@ class SeparateLayers:
             qkv = columns_of(buffers.qkv, layer.shape.columns)
             if isinstance(layer.shape, DeltaShape):
                 self._delta_net(layer, layer.shape, number, hidden, qkv, mixed, buffers, state_step)
+            elif isinstance(layer.shape, ConvShape):
+                assert layer.short_conv is not None, "a short convolution has weights"
+                assert state_step is not None, "a model with short convolutions has states"
+                self._backend.short_conv(qkv, layer.shape, layer.short_conv, number, state_step, mixed)
             else:
                 self._attend(layer, layer.shape, number, qkv, cache, plan, mixed)
             following, out = None, buffers.qkv

@@ -40,6 +40,7 @@ from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -150,6 +151,7 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
         self.has_states = kernels.delta_net is not None
+        self.has_short_convs = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         # The last step's numbers, by its counts: the step itself would keep all states.
@@ -344,7 +346,8 @@ class FlashInferBackend:
 
     def allocate_states(self, shape: StateShape) -> TorchStates:
         """See Backend."""
-        dims = {dim for each in shape.layers if each is not None for dim in (each.k_head_dim, each.v_head_dim)}
+        nets = [each for each in shape.layers if isinstance(each, DeltaShape)]
+        dims = {dim for each in nets for dim in (each.k_head_dim, each.v_head_dim)}
         for dim in dims.difference(_DELTA_HEAD_DIMS):
             raise ConfigError(
                 f"heads of delta nets have {dim} channels; the flashinfer backend has kernels for multiples of "
@@ -374,6 +377,12 @@ class FlashInferBackend:
             numbers = self._sent_numbers[1]
         assert self._kernels.delta_net is not None, "the loader refuses models with states then"
         self._kernels.delta_net(qkv, rates, shape, net, step.states.layers[layer], numbers, out)
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        del bcx, shape, net, layer, step, out
+        raise ConfigError("the flashinfer backend has no kernels for short convolutions; --device cpu does")
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
