@@ -1,1 +1,1 @@
-"""Kernels of the CPU by themselves: products, attention, sampling, steps; and what low bits cost in quality."""
+"""Kernels of the CPU by themselves: products, attention, steps; and what low bits cost in quality."""

@@ -1,1 +1,1 @@
-"""A running server: start-up, memory, fairness, privacy, hostile clients, and what views and traces cost."""
+"""A running server: start-up, memory, fairness, privacy, hostile clients, and what views cost."""

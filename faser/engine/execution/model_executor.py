@@ -48,7 +48,7 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier
+from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import PositionLogprobs
 
@@ -104,14 +104,15 @@ class ModelExecutor:
         self._states = None if speculation is None else speculation.states
         self._drafts = ProposedDrafts()
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
+        verifier = SampleAndMatch(sampler) if speculation is None else speculation.verifier
         self._next_tokens = NextTokens(
             runner,
             sampler,
             self._drafts,
-            verifier=SampleAndMatch(sampler) if speculation is None else speculation.verifier,
+            verifier=verifier,
             samples_in_runner=samples_in_runner,
         )
-        self._async_steps = AsyncSteps(runner, sampler)
+        self._async_steps = AsyncSteps(runner, sampler, verifier)
         self._follower = _follower(runner, speculation) if samples_in_runner else None
         self._ahead: DraftsAhead | None = None  # for the next step
         self._device_computes = samples_in_runner
@@ -235,6 +236,7 @@ class ModelExecutor:
             batch, drafts = self._read(launched.drafts)
         collected, plan = self._async_steps.collect(launched, batch), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
+        self._async_steps.choose_next()
         return self._result(
             plan,
             collected.tokens,
@@ -392,7 +394,7 @@ def _follower(runner: Runner, speculation: SpeculativeExecution | None) -> Draft
         speculation is None
         or not isinstance(runner, GraphRunner)
         or not isinstance(speculation.drafter, DraftModel)
-        or not isinstance(speculation.verifier, SampleAndMatch)
+        or not needs_only_samples(speculation.verifier)
         or not isinstance(speculation.forward, PlainForward)
     ):
         return None

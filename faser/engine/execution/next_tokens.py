@@ -21,7 +21,13 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, matched
+from faser.engine.execution.sampling.verify import (
+    SampleAndMatch,
+    Verifier,
+    decided_by,
+    matched,
+    needs_only_samples,
+)
 
 Ints = NDArray[np.int64]
 
@@ -63,13 +69,14 @@ class NextTokens:
 
     def _depend_on_logits_alone(self, layout: DraftLayout) -> bool:
         """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
-        matches = layout.num_rows == len(layout.first) or isinstance(self._verifier, SampleAndMatch)
+        matches = layout.num_rows == len(layout.first) or needs_only_samples(self._verifier)
         return matches and self._sampler.needs_only_logits(layout.slots[layout.first].tolist())
 
     def _sample_and_match(self, layout: DraftLayout, numbers: Ints) -> Callable[[], StepTokens]:
         """Launches the sampling of all rows at once; the call that is returned waits for it."""
         pending = self._runner.sample(numbers, self._sampler.metadata(layout.slots, layout.positions))
-        return lambda: matched(layout, pending.wait().token_ids)
+        decided = decided_by(self._verifier, layout)
+        return lambda: matched(layout, pending.wait().token_ids, decided)
 
     def _verify(self, layout: DraftLayout, numbers: Ints) -> StepTokens:
         logits = self._runner.logits(numbers)

@@ -6,7 +6,7 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from faser.kernels.interface.blocks import (
     LayerBuffers,
     Layers,
     MixedFeedForward,
+    Mixtures,
     NormedLinear,
     TokenInputs,
     columns_of,
@@ -46,6 +47,7 @@ from faser.kernels.interface.shapes import (
     Processors,
     RowLayout,
 )
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 
 class Backend(Protocol):
@@ -111,6 +113,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def has_short_convs(self) -> bool:
+        """Return whether short convolutions are supported, and mixtures that weigh experts by sigmoids."""
+        ...
+
+    @property
     def experts_read(self) -> int:
         """Count the experts' weights read so far; those of each layer and each call count by themselves.
 
@@ -154,6 +161,11 @@ class Backend(Protocol):
     @property
     def blocks(self) -> Blocks:
         """Units of layers, in the fewest launches that this backend has for them."""
+        ...
+
+    @property
+    def mixtures(self) -> Mixtures:
+        """Mixtures of experts, in the fewest launches."""
         ...
 
     @property
@@ -296,10 +308,10 @@ class Backend(Protocol):
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
-        are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
-        lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
-        rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no experts, and what hidden becomes
-        there is arbitrary. Raises ConfigError where has_experts is False.
+        are renormalised, times the scales; or sigmoids, see Experts. routed_by: [R, H], what the router sees;
+        None: x. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the weights,
+        the shared expert last, and is rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no
+        experts, and what hidden becomes there is arbitrary. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -325,6 +337,16 @@ class Backend(Protocol):
 
         qkv: [R, shape.columns]. rates: [R, 2 Hv] float32, b then a. layer: number in the states. out: [R, Hv Dv].
         A chunk that the step's rows complete, but for those that may be refused, enters the state.
+        """
+        ...
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        """Write the short convolution of every row to out, by interface/short_conv.py; the step's rows are kept.
+
+        bcx: [R, shape.columns]. layer: number in the states. out: [R, H]. Raises ConfigError where has_short_convs
+        is False.
         """
         ...
 
@@ -356,12 +378,9 @@ class SeparateBlocks:
     ) -> None:
         if isinstance(block, MixedFeedForward):
             self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
-            normed = self._backend.rms_norm(hidden, block.norm, block.eps, buffers.normed)
-            if self._ranks is None:
-                self._backend.experts(normed, block.experts, hidden, slots=buffers.slots)
-            else:
-                part = torch.zeros_like(hidden)
-                self._backend.experts(normed, block.experts, part)
+            part = hidden if self._ranks is None else torch.zeros_like(hidden)
+            self._backend.mixtures.add(hidden, block.norm, block.eps, block.experts, part, buffers)
+            if self._ranks is not None:
                 hidden.add_(self._ranks.all_reduce(part))
         else:
             self._feed_forward(mixed, hidden, block, buffers)
@@ -397,14 +416,9 @@ class SeparateBlocks:
         assert after is not None, "the sum of a network and experts is normalised"
         both = backend.linear(inner, block.down, torch.empty_like(hidden))
         backend.rms_norm(both, beside.norm_after_network, eps, both)
-        routed_by = backend.rms_norm(hidden, beside.router_norm, eps, torch.empty_like(hidden))
         given = torch.zeros_like(hidden)
-        backend.experts(
-            backend.rms_norm(hidden, beside.norm, eps, buffers.normed),
-            beside.experts,
-            given,
-            routed_by,
-            slots=buffers.slots,
+        backend.mixtures.add(
+            hidden, beside.norm, eps, beside.experts, given, buffers, router_norm=beside.router_norm
         )
         backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
         backend.rms_norm(both, after, eps, hidden, residual=hidden)
@@ -415,7 +429,7 @@ class SeparateBlocks:
         room = given.room[: hidden.shape[0]]
         size = room.shape[1] // 2
         self._backend.linear(hidden, given.gate, room[:, :size])
-        inner = self._backend.gate(room, hidden.new_empty((hidden.shape[0], size)), block.activation)
+        inner = self._backend.gate(room, room[:, :size], block.activation)
         self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
     def _add(
@@ -440,12 +454,41 @@ class SeparateBlocks:
             self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
 
 
+class SeparateMixtures:
+    """Mixtures made of a backend's operations, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def add(
+        self,
+        hidden: Tensor,
+        norm: Tensor,
+        eps: float,
+        block: Experts,
+        into: Tensor,
+        buffers: BlockBuffers,
+        *,
+        router_norm: Tensor | None = None,
+    ) -> None:
+        backend, routed_by = self._backend, None
+        if router_norm is not None:
+            routed_by = backend.rms_norm(hidden, router_norm, eps, torch.empty_like(hidden))
+        normed = backend.rms_norm(hidden, norm, eps, buffers.normed)
+        backend.experts(normed, block, into, routed_by, slots=buffers.slots)
+
+
 class SeparateLayers:
     """Layers made of a backend's attention and units, one after the other."""
 
     def __init__(self, backend: Backend, blocks: Blocks) -> None:
         self._backend = backend
         self._blocks = blocks
+
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return none: the backend has no call for whole layers, or those of ranks are in parts."""
+        del stack
+        return ()
 
     def run(
         self,
@@ -472,6 +515,10 @@ class SeparateLayers:
             qkv = columns_of(buffers.qkv, layer.shape.columns)
             if isinstance(layer.shape, DeltaShape):
                 self._delta_net(layer, layer.shape, number, hidden, qkv, mixed, buffers, state_step)
+            elif isinstance(layer.shape, ConvShape):
+                assert layer.short_conv is not None, "a short convolution has weights"
+                assert state_step is not None, "a model with short convolutions has states"
+                self._backend.short_conv(qkv, layer.shape, layer.short_conv, number, state_step, mixed)
             else:
                 self._attend(layer, layer.shape, number, qkv, cache, plan, mixed)
             following, out = None, buffers.qkv

@@ -16,13 +16,15 @@ class StepMatch:
     """R sampled rows of S sequences, and what comes of them. All int64, at fixed addresses.
 
     sampled: [R] tokens. drafted: [R] the draft token that each row verifies, -1 in the last row of a sequence;
-    below that -2 - i, for fed[i]. first: [S + 1] the first row of each sequence, and R. known: [S] the last token
+    below that -2 - i, for fed[i]. decided: [R] 1 where it is accepted and 0 where it is not, whatever is sampled;
+    -1: if it is the sampled one. first: [S + 1] the first row of each sequence, and R. known: [S] the last token
     before the drafts. Results:
     counts: [S] tokens that the step brings. last: [S, 2] the last two tokens of each sequence then.
     """
 
     sampled: Tensor
     drafted: Tensor
+    decided: Tensor
     fed: Tensor
     first: Tensor
     known: Tensor
@@ -34,8 +36,9 @@ class StepMatch:
 class FollowedRows:
     """Rows of D drafts, each a sequence of its own for attention. All int64, at fixed addresses.
 
-    numbers: [1 + 2 W] D, then for each draft the tokens known before the step and its number in the step, at 1
-    and at 1 + W. Written to by every pass:
+    numbers: [1 + 3 W] D, then for each draft the tokens known before the step and its number in the step, at 1
+    and at 1 + W, and at 1 + 2 W by how much positions of its tokens exceed the places of their rows. Written to
+    by every pass:
     lengths: [W] known tokens of each draft's sequence, draft tokens before the pass included.
     fed: [2 W] of a first pass: the tokens of its rows.
     positions: [W] of the tokens that the pass samples, where the sampler reads them.

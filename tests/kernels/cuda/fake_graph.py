@@ -109,13 +109,13 @@ def _delta_net(
 def _match(step: StepMatch) -> None:
     sampled, fed = step.sampled.tolist(), step.fed.tolist()
     drafted = [max(fed[-2 - each], 0) if each < -1 else each for each in step.drafted.tolist()]
-    bounds = step.first.tolist()
+    bounds, decided = step.first.tolist(), step.decided.tolist()
     for at, (begin, end) in enumerate(pairwise(bounds)):
         row = begin
-        while row < end - 1 and sampled[row] == drafted[row]:
+        while row < end - 1 and (sampled[row] == drafted[row] if decided[row] < 0 else decided[row] == 1):
             row += 1
         step.counts[at] = row + 1 - begin
-        before = sampled[row - 1] if row > begin else int(step.known[at])
+        before = drafted[row - 1] if row > begin else int(step.known[at])
         step.last[at] = torch.tensor([before, max(sampled[row], 0)])
 
 
@@ -131,7 +131,8 @@ def _advance(rows: FollowedRows, step: StepMatch | None, layout: PagedLayout, bl
         else:
             known = int(rows.lengths[draft]) + 1
             _place(layout, draft, known, block_size)
-        rows.lengths[draft] = rows.positions[draft] = known
+        rows.lengths[draft] = known
+        rows.positions[draft] = known + rows.numbers[1 + 2 * width + draft]
 
 
 def _place(layout: PagedLayout, row: int, length: int, block_size: int) -> None:

@@ -13,6 +13,22 @@ from faser.kernels.cuda.staging import DoubleBuffer, PinnedStagingBuffer, Readba
 from tests.kernels.cuda.fake_device import FakeAccelerator
 
 
+def test_a_send_of_the_same_numbers_is_not_skipped_once_the_device_has_written_to_them() -> None:
+    accelerator = FakeAccelerator()
+    buffer = PinnedStagingBuffer(accelerator, 2, torch.int64)
+    for changes in (False, True, False):
+        buffer.host()[:] = (3, 4)
+        if changes:
+            buffer.device[0] = 9
+            buffer.will_change()
+        buffer.send()
+        assert buffer.device.tolist() == [3, 4]
+    before = accelerator.given
+    buffer.host()[:] = (3, 4)
+    buffer.send()
+    assert accelerator.given == before
+
+
 def test_the_device_has_what_was_sent_last() -> None:
     staging = PinnedStagingBuffer(FakeAccelerator(), 3, torch.int64)
     for value in range(5):

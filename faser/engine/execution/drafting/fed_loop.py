@@ -6,6 +6,10 @@ the host has read them; until then they stay on the device, and the host lays ou
     device    | pass 1               | pass 2               | pass 3               |
     host      launch 1, launch 2     | read 1, launch 3     | read 2, launch 4     | read 3 ...
 
+A runner with CUDA graphs lays out the rows of the further passes once, for the longest drafts that there can be.
+The device moves them from pass to pass (runner/passes_ahead.py), so a pass costs the host its launches alone.
+Drafts that have ended stay in the passes until they are half of them.
+
 So the stop rule takes effect one pass later: the tokens of pass 1 decide whether there is a pass 3. A token below
 the price of its row is still dropped, and so is the one that was meanwhile drafted after it. Where the price of a
 pass ends the drafts, one more pass has run, and its tokens are kept as far as the price of a row allows.
@@ -15,7 +19,7 @@ not count them, so the next pass over this position writes them again before any
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,7 +35,7 @@ from faser.engine.execution.drafting.loop import (
     no_drafts,
 )
 from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
-from faser.engine.execution.runner.batch import TokenFeedback
+from faser.engine.execution.runner.batch import ContinuedDrafts, TokenFeedback
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.kernels.interface.sampling import SamplingMetadata
 
@@ -69,48 +73,76 @@ class FedPassLoop:
     def _launch_first(self, inputs: Sequence[DraftInput], progress: DraftProgress) -> tuple["_Pass", int]:
         """Launch the passes over the inputs; returns the last of them, and how many there are."""
         batch, num_passes = self._passes.read(inputs)
-        requests = self._sampler.metadata(progress.slots, progress.draft_starts)
+        requests, rows = self._sampler.metadata(progress.slots, progress.draft_starts), np.arange(len(inputs))
         first = _Pass(
             depth=1,
-            active=np.arange(len(inputs)),
+            rows=rows,
+            active=rows,
             sequences=OneRowEach.of(self._passes.table, progress.slots, progress.places),
             requests=requests,
             pending=self._runner.sample_drafts(batch.last_rows, requests),
         )
-        return first, num_passes
+        return self._continued(first, progress), num_passes
 
     def _launch_next(self, last: "_Pass", active: Ints, progress: DraftProgress) -> "_Pass":
-        """Launch a pass over the tokens that the last one samples for the active sequences."""
+        """Launch a pass over the tokens that the last one samples for the active sequences.
+
+        Where the device has the passes ready, those of all sequences, until half of them would run in vain.
+        """
         sequences, requests, sources = last.sequences, last.requests, last.sequences.rows
-        if len(active) < len(last.active):
-            sources = np.searchsorted(last.active, active)
+        if last.is_continued and 2 * len(active) > len(last.rows):
+            sequences.skip()
+            pending = self._runner.follow_on()
+            return replace(last, depth=last.depth + 1, active=active, pending=pending)
+        if len(active) < len(last.rows):
+            sources = np.searchsorted(last.rows, active)
             sequences, requests = sequences.take(sources), requests.among(sources)
             self._passes.keep(sources)
         feed = TokenFeedback(tokens=last.pending.tokens, rows=sequences.rows, sources=sources)
         placeholders = torch.zeros(len(active), dtype=torch.int64)  # the device puts in the fed tokens
         self._runner.forward(sequences.next_batch(placeholders, feed))
         following = requests.at(progress.draft_starts[active] + last.depth)
-        return _Pass(
+        launched = _Pass(
             depth=last.depth + 1,
+            rows=active,
             active=active,
             sequences=sequences,
             requests=requests,
             pending=self._runner.sample_drafts(sequences.rows, following),
         )
+        return self._continued(launched, progress)
+
+    def _continued(self, launched: "_Pass", progress: DraftProgress) -> "_Pass":
+        """The pass, and the further ones made ready on the device, where there may be any and it can run them."""
+        rows, places = launched.rows, launched.sequences.places.astype(np.int64)
+        num_more = int(progress.max_tokens[rows].max()) - launched.depth
+        if num_more <= 0:
+            return launched
+        drafts = ContinuedDrafts(
+            slots=progress.slots[rows].tolist(),
+            places=places,
+            shifts=(progress.draft_starts - progress.places)[rows],
+            num_passes=num_more,
+            requests=launched.requests,
+        )
+        return replace(launched, is_continued=self._runner.continue_drafts(drafts, self._passes.table))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
     """A launched pass. It samples draft token number depth, from 1 on, for S sequences.
 
-    active: [S] their numbers among the inputs. requests: what was asked for, by the first tokens of their drafts.
+    rows: [S] their numbers among the inputs. active: those whose tokens may be kept. requests: what was asked for,
+    by the first tokens of their drafts. is_continued: the runner has further passes of these sequences ready.
     """
 
     depth: int
+    rows: Ints
     active: Ints
     sequences: OneRowEach
     requests: SamplingMetadata
     pending: PendingTokens
+    is_continued: bool = False
 
 
 def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints:
@@ -118,4 +150,7 @@ def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints
 
     A token drafted after a dropped one is dropped too: survival never rises.
     """
-    return progress.take(passed.active, drafted_by_runner(passed.pending.wait()), stop)
+    tokens = drafted_by_runner(passed.pending.wait())
+    if len(passed.active) < len(passed.rows):
+        tokens = tokens.among(np.searchsorted(passed.rows, passed.active))
+    return progress.take(passed.active, tokens, stop)

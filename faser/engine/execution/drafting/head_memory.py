@@ -225,6 +225,9 @@ class BlockViews(BlockTable):
     def blocks(self, slot: int, first: int = 0) -> list[int]:
         return self._table.blocks(slot, self.first(slot) + first)
 
+    def num_blocks(self, slots: Sequence[int]) -> NDArray[np.int32]:
+        return (self._table.num_blocks(slots) - self._firsts[slots]).astype(np.int32)
+
     def of(self, slots: list[int]) -> Tensor:
         table, firsts = self._table.of(slots), self._firsts[slots]
         if not firsts.any():

@@ -292,6 +292,10 @@ class OneRowEach:
             places=self.places[kept],
         )
 
+    def skip(self) -> None:
+        """Leave a pass to the device."""
+        self.places = self.places + 1
+
     def next_batch(self, token_ids: Tensor, feedback: TokenFeedback | None = None) -> RowBatch:
         """The rows of the next pass. token_ids: [S] int64."""
         places = self.places

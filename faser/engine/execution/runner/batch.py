@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import StepRows
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 
@@ -71,6 +72,21 @@ class RowBatch:
             captures=self.captures,
         )
         return batch, kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedDrafts:
+    """D drafts whose further passes have one row each, over the tokens sampled last.
+
+    slots: [D]. places: [D] of the rows of the next pass. shifts: [D] by how much positions of tokens exceed the
+    places of their rows. num_passes: most of them. requests: [D] what the sequences ask for, at any positions.
+    """
+
+    slots: list[int]
+    places: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+    num_passes: int
+    requests: SamplingMetadata
 
 
 class BlockTable:

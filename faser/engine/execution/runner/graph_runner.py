@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateInputs, StepGraphs
 from faser.engine.execution.runner.model import RunnableModel
@@ -130,15 +130,14 @@ class GraphRunner(Runner):
         graph.replay()
         return self._decoder.logit_rows[: len(rows)]
 
-    def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        logits, graphs = self.logits(rows), self._graphs
-        flags = requests.truncation_flags
-        graph = None if graphs is None else graphs.sampler(len(rows), flags)
+    def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
+        flags, graphs = requests.truncation_flags, self._graphs
+        graph = None if graphs is None else graphs.sampler(len(logits), flags)
         if graph is None:
             return self._device_sampler.take(logits, requests)
         self._device_sampler.send(requests, flags)
         graph.replay()
-        return self._device_sampler.taken(len(rows))
+        return self._device_sampler.taken(len(logits))
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         flags, graphs = requests.truncation_flags, self._graphs
@@ -152,9 +151,18 @@ class GraphRunner(Runner):
         """Room for tokens [N] int64 that others have sampled, from which rows may be fed."""
         return self._device_sampler.fed
 
-    def match(self, layout: DraftLayout, drafted: NDArray[np.int64], known: NDArray[np.int64]) -> StepMatch:
-        """Find on the device what the step accepts whose rows were sampled last. See StepMatch."""
-        return self._matcher.find(layout, drafted, known)
+    def match(
+        self,
+        layout: DraftLayout,
+        drafted: NDArray[np.int64],
+        known: NDArray[np.int64],
+        decided: NDArray[np.bool_] | None = None,
+    ) -> StepMatch:
+        """Find on the device what the step accepts whose rows were sampled last. See StepMatch.
+
+        decided: [R] whether each row's draft token is accepted; None: the sampled tokens say so.
+        """
+        return self._matcher.find(layout, drafted, known, decided)
 
     def follow(self, drafts: FollowedDrafts, table: BlockTable) -> PendingTokens | None:
         """Launch a first pass of drafts behind a step that need not have ended, and sample their first tokens.
@@ -172,6 +180,15 @@ class GraphRunner(Runner):
         self._followed = count, flags
         self._replayed(2 * count)
         return self._sample_sent(rows, flags)
+
+    def continue_drafts(self, drafts: ContinuedDrafts, table: BlockTable) -> bool:
+        flags, graphs, count = drafts.requests.truncation_flags, self._graphs, len(drafts.slots)
+        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
+            return False
+        if not self._passes.continue_from(drafts, table, graphs):
+            return False
+        self._followed = count, flags
+        return True
 
     def follow_on(self) -> PendingTokens:
         """Launch the next pass of these drafts."""

@@ -1,7 +1,8 @@
 """A runner's part in drafting that does not wait for what a step has accepted: see drafting/ahead.py.
 
     StepMatcher    of the target: the device finds what the step accepts, as it is sampled
-    PassesAhead    of the draft model: passes that begin behind the accepted tokens, whichever they are
+    PassesAhead    of the draft model: passes that begin behind the accepted tokens, whichever they are; and
+                   those that go on behind a pass whose rows the host has laid out
 
 Every row is laid out as a sequence of its own that is as long as it may be, and its place is put right on the
 device before each pass. Attention that is planned for longer sequences finds empty pieces, which does no harm
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
+from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch, TokenFeedback
 from faser.engine.execution.runner.graphs import BackboneGraph, GraphInputs, StepGraphs
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
@@ -36,16 +37,19 @@ class StepMatcher:
         self._sampler = sampler
         count, device = len(sampler.tokens), sampler.tokens.device
         self._capacity = -(-count // _LINE) * _LINE + _LINE
-        self._staging: StagingBuffer = capture.staging_buffer(3 * self._capacity, torch.int64)
+        self._staging: StagingBuffer = capture.staging_buffer(4 * self._capacity, torch.int64)
         self._counts = torch.zeros(count, dtype=torch.int64, device=device)
         self._last = torch.zeros((count, 2), dtype=torch.int64, device=device)
 
-    def find(self, layout: DraftLayout, drafted: Ints, known: Ints) -> StepMatch:
-        """Launch the search. drafted, known: as StepMatch has them."""
+    def find(
+        self, layout: DraftLayout, drafted: Ints, known: Ints, decided: NDArray[np.bool_] | None
+    ) -> StepMatch:
+        """Launch the search. drafted, known: as StepMatch has them. decided: None: nothing is."""
         rows, sequences = layout.num_rows, len(layout.first)
-        numbers, sent = self._staging.host().reshape(3, -1), self._staging.device.view(3, -1)
+        numbers, sent = self._staging.host().reshape(4, -1), self._staging.device.view(4, -1)
         numbers[0, :rows], numbers[1, :sequences], numbers[2, :sequences] = drafted, layout.first, known
         numbers[1, sequences] = rows
+        numbers[3, :rows] = -1 if decided is None else decided
         self._staging.send()
         step = StepMatch(
             sampled=self._sampler.tokens[:rows],
@@ -53,6 +57,7 @@ class StepMatcher:
             fed=self._sampler.fed,
             first=sent[1, : sequences + 1],
             known=sent[2, :sequences],
+            decided=sent[3, :rows],
             counts=self._counts[:sequences],
             last=self._last[:sequences],
         )
@@ -79,7 +84,7 @@ class FollowedDrafts:
 
 
 class PassesAhead:
-    """First begin, then any number of further passes. width: most drafts."""
+    """First begin or continue_from, then any number of further passes. width: most drafts."""
 
     def __init__(
         self, capture: GraphCapture, inputs: GraphInputs, sampler: DeviceTokenSampler, width: int
@@ -88,7 +93,7 @@ class PassesAhead:
         self._inputs = inputs
         self._sampler = sampler
         self._width = width
-        self._numbers: StagingBuffer = capture.staging_buffer(1 + 2 * width, torch.int64)
+        self._numbers: StagingBuffer = capture.staging_buffer(1 + 3 * width, torch.int64)
         self._lengths = torch.zeros(width, dtype=torch.int64, device=sampler.tokens.device)
         self._rows: FollowedRows | None = None
         self._following: BackboneGraph | None = None
@@ -109,17 +114,40 @@ class PassesAhead:
             return None
         if not (self._capture.may_advance(backbone.plan) and self._capture.may_advance(following.plan)):
             return None
-        host = self._numbers.host()
-        host[0], host[1 : 1 + count], host[1 + self._width :][:count] = count, drafts.known, drafts.sources
-        self._numbers.send()
+        self._send(drafts.known, drafts.sources, np.zeros(count, dtype=np.int64))
         self._rows, at = self._followed_rows(), np.arange(2 * count)
         fed = TokenFeedback(tokens=self._rows.fed, rows=at, sources=at)
         self._start(backbone, replace(first, feedback=fed), drafts.step)
+        self._prepare(following, later)
+        return 2 * each + 1
+
+    def continue_from(self, drafts: ContinuedDrafts, table: BlockTable, graphs: StepGraphs) -> bool:
+        """Prepare passes behind the tokens sampled last. False: there are no graphs for them."""
+        slots, places, count = drafts.slots, drafts.places, len(drafts.slots)
+        room = table.num_blocks(slots) * graphs.block_size
+        later = _rows(table, slots, np.minimum(places + drafts.num_passes, room))
+        following = graphs.backbone(later)
+        if count > self._width or following is None or not self._capture.may_advance(following.plan):
+            return False
+        self._send(places, np.zeros(count, dtype=np.int64), drafts.shifts)
+        self._lengths[:count].copy_(self._numbers.device[1 : 1 + count])
+        self._rows = self._followed_rows()
+        self._prepare(following, later)
+        return True
+
+    def _send(self, known: Ints, sources: Ints, shifts: Ints) -> None:
+        """Send FollowedRows.numbers."""
+        host, count = self._numbers.host(), len(known)
+        host[0] = count
+        host[1:].reshape(3, -1)[:, :count] = known, sources, shifts
+        self._numbers.send()
+
+    def _prepare(self, following: BackboneGraph, later: RowBatch) -> None:
+        each = np.arange(later.num_rows)
         feedback = TokenFeedback(tokens=self._sampler.tokens, rows=each, sources=each)
         self._inputs.send(replace(later, feedback=feedback), self._sampler)
         self._capture.update_plan(following.plan, later.layout)
         self._following = following
-        return 2 * each + 1
 
     def rehearse(self, plan: AttentionPlan, step: StepMatch) -> None:
         """Load the kernels, with a step that no draft follows."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.edits import LogitsProcessor, ProcessedRows
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.engine.execution.sampling.parameters import SamplingState
+from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows
-from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
+from faser.kernels.interface.sampling import Reals, SamplingKernels, SamplingMetadata
 
 
 class Sampler:
@@ -84,11 +84,25 @@ class Sampler:
         special.append(self.state.num_top)
         return not any(special) or not any(slot in each for each in special if each for slot in slots)
 
+    def follows_output(self, slots: Sequence[int]) -> bool:
+        """Return whether the edits of any of these slots depend on its output so far."""
+        active = [each.slots for each in self._processors if each.slots and each.reads_output]
+        return any(slot in each for each in active for slot in slots)
+
+    def is_late(self, slot: int) -> bool:
+        """Return whether an edit that the slot's next token needs is still being computed."""
+        return any(each.is_late(slot) for each in self._processors)
+
     def metadata(
         self, slots: Sequence[int] | NDArray[np.int64], positions: Sequence[int] | NDArray[np.int64]
     ) -> SamplingMetadata:
         """Return how tokens of rows of these slots are sampled from processed logits. positions: of the tokens."""
         return self.state.metadata(np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64))
+
+    def accept_noise(self, layout: DraftLayout) -> Reals:
+        """Return the random numbers [R] that accept or reject the rows' draft tokens, in [0, 1)."""
+        starts = layout.positions[layout.first][layout.sequence]
+        return uniforms(noise_words(self.state.seed[layout.slots], layout.positions, Purpose.ACCEPT, starts))
 
     def check_invariants(self) -> None:
         """Nothing is remembered of a free slot."""

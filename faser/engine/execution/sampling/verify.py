@@ -112,16 +112,20 @@ def accepted(token_ids: Ints, drafted: Ints) -> Bools:
     return same
 
 
-def matched(layout: DraftLayout, token_ids: Ints) -> StepTokens:
+def matched(layout: DraftLayout, token_ids: Ints, decided: Bools | None = None) -> StepTokens:
     """Sample and match, from the sampled tokens of all rows, where nothing else is asked for.
 
-    token_ids: [R], NO_TOKEN where logits are not numbers.
+    token_ids: [R], NO_TOKEN where logits are not numbers. decided: [R] whether each row's draft token is accepted,
+    whatever was sampled there; None: if it is the sampled one.
 
     drafted     x_1  x_2  x_3
     sampled     x_1  x_2  y    z      the result is the slice of `sampled` that ends with the first token
                 first     last        that is not the draft token, or after the whole draft
     """
-    last = layout.last_reached(accepted(token_ids, layout.drafted))
+    last = layout.last_reached(accepted(token_ids, layout.drafted) if decided is None else decided)
+    if decided is not None:
+        sampled, token_ids = token_ids[last], layout.drafted.copy()
+        token_ids[last] = sampled
     failed = token_ids[last] == NO_TOKEN
     counts = last - layout.first + ~failed
     return StepTokens(
@@ -148,6 +152,25 @@ class Synthetic:
     @torch.inference_mode()
     def verify(self, logits: Tensor, layout: DraftLayout, _draft_probs: Tensor | None) -> StepTokens:
         rows = self._sampler.rows(logits, layout)
-        noise = rows.accept_noise().numpy(force=True)
-        last = rows.layout.last_reached(noise < self._rates[np.minimum(rows.layout.depth, len(self._rates) - 1)])
+        last = layout.last_reached(self.decided(layout))
         return rows.results(last, rows.tokens_of(last))
+
+    def decided(self, layout: DraftLayout) -> Bools:
+        """Return whether each row's draft token is accepted: [R]. Neither the tokens nor the logits matter."""
+        noise = self._sampler.accept_noise(layout)
+        found: Bools = noise < self._rates[np.minimum(layout.depth, len(self._rates) - 1)]
+        return found
+
+
+def decided_by(verifier: Verifier, layout: DraftLayout) -> Bools | None:
+    """Return as `matched` takes it. A verifier of another kind than these reads more than sampled tokens."""
+    return (
+        verifier.decided(layout)
+        if isinstance(verifier, Synthetic) and len(layout.first) < layout.num_rows
+        else None
+    )
+
+
+def needs_only_samples(verifier: Verifier) -> bool:
+    """Return whether it verifies drafts by `matched`."""
+    return isinstance(verifier, SampleAndMatch | Synthetic)

@@ -23,6 +23,7 @@ from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.device_kernels import CudaLinear, DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.cuda.flashinfer.few_row_blocks import FewRowBlocks
 from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
+from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -33,7 +34,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Blocks, Experts, Layers
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
@@ -41,6 +42,7 @@ from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -146,6 +148,7 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
         self.has_states = kernels.delta_net is not None
+        self.has_short_convs = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         # The last step's numbers, by its counts: the step itself would keep all states.
@@ -158,6 +161,9 @@ class FlashInferBackend:
         self.layers: Layers = SeparateLayers(self, self.blocks)
         if kernels.few_row_attention is not None and self.choices.can_measure:
             self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
+        self.mixtures = SeparateMixtures(self)
+        if kernels.few_row_experts is not None:
+            self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)
         self.head_drafting = None
         self.block_drafting = None
         self._accelerator = accelerator
@@ -271,6 +277,12 @@ class FlashInferBackend:
         """See Backend. 0 where the model is no mixture."""
         return self.count_experts()()
 
+    def expert_counter(self) -> Tensor:
+        """Return the number of experts read, [1] int64 on the device."""
+        if self._experts_read is None:
+            self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
+        return self._experts_read
+
     def count_experts(self) -> Callable[[], int]:
         """See Backend. Nothing is launched where the model is no mixture."""
         if self._experts_read is None:
@@ -291,8 +303,6 @@ class FlashInferBackend:
         slots: Tensor | None = None,
     ) -> None:
         """See Backend. Raises ConfigError for weights in 8 bits."""
-        if self._experts_read is None:
-            self._experts_read = torch.zeros(1, dtype=torch.int64, device=self.device)
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
@@ -302,11 +312,11 @@ class FlashInferBackend:
         if block.shared is not None:
             shared = self._shared_expert(x, block, block.shared), logits[:, -1].contiguous()
             logits = logits[:, :-1].contiguous()
-        run(x, logits, hidden, self._experts_read, shared, slots)
+        run(x, logits, hidden, self.expert_counter(), shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
         """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
-        gate_up, down = (_expert_matrices((each,)).weights[0] for each in products)
+        gate_up, down = (expert_matrices((each,)).weights[0] for each in products)
         size = (len(x), len(gate_up))
         inner = self.gate(
             self.linear(x, products[0], x.new_empty(size)),
@@ -319,14 +329,26 @@ class FlashInferBackend:
         if self._kernels.experts is None:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
-        return self._kernels.experts(block, _expert_matrices(block.gate_up), _expert_matrices(block.down))
+        return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
+
+    def _few_row_ways(self, block: Experts) -> Ways:
+        """Return ways to compute a mixture in fewer launches; none where a shared expert has another size."""
+        shared = block.shared or ()
+        gate_up, down = (
+            expert_matrices((*each, *shared[at : at + 1])) for at, each in enumerate((block.gate_up, block.down))
+        )
+        if len({(each.shape, other.shape) for each, other in zip(gate_up.weights, down.weights, strict=True)}) > 1:
+            return {}
+        assert self._kernels.few_row_experts is not None
+        return self._kernels.few_row_experts(block, expert_matrices((block.router,)), gate_up, down)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
         x.mul_(gate.sigmoid())
 
     def allocate_states(self, shape: StateShape) -> TorchStates:
         """See Backend."""
-        dims = {dim for each in shape.layers if each is not None for dim in (each.k_head_dim, each.v_head_dim)}
+        nets = [each for each in shape.layers if isinstance(each, DeltaShape)]
+        dims = {dim for each in nets for dim in (each.k_head_dim, each.v_head_dim)}
         for dim in dims.difference(_DELTA_HEAD_DIMS):
             raise ConfigError(
                 f"heads of delta nets have {dim} channels; the flashinfer backend has kernels for multiples of "
@@ -356,6 +378,12 @@ class FlashInferBackend:
             numbers = self._sent_numbers[1]
         assert self._kernels.delta_net is not None, "the loader refuses models with states then"
         self._kernels.delta_net(qkv, rates, shape, net, step.states.layers[layer], numbers, out)
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        del bcx, shape, net, layer, step, out
+        raise ConfigError("the flashinfer backend has no kernels for short convolutions; --device cpu does")
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
@@ -428,7 +456,7 @@ class FlashInferBackend:
         return out
 
 
-def _expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
+def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
     """Raises ConfigError for weights in 8 bits."""
     for each in products:
         if not isinstance(each, CudaLinear):

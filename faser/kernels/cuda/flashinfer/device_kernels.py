@@ -3,7 +3,7 @@
 Importing this module does not import Triton; triton_kernels does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -69,6 +69,12 @@ class ExpertMatrices:
 
 
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
+# Of hidden, norm, eps, what is added to, read, slots, and the router's norm; see triton/few_row_experts.py.
+RunFewRowExperts = Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor | None, Tensor | None], None]
+# Of a mixture, its router, gate_up and down, with those of a shared expert last.
+FewRowExpertsKernels = Callable[
+    [Experts, ExpertMatrices, ExpertMatrices, ExpertMatrices], Mapping[str, RunFewRowExperts]
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,7 @@ class DeviceKernels:
 
     few_rows: None: there is none. few_row_attention: makes that of one backend; None: there is none.
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
+    few_row_experts: ways to compute a mixture of up to FEW_ROWS rows, by name; None: there are none.
     delta_net: None: there is none.
     """
 
@@ -91,6 +98,7 @@ class DeviceKernels:
     few_rows: FewRows | None = None
     few_row_attention: Callable[[], FewRowAttention] | None = None
     experts: ExpertsKernels | None = None
+    few_row_experts: FewRowExpertsKernels | None = None
     delta_net: RunDeltaNet | None = None
 
 
@@ -106,6 +114,26 @@ def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrice
         activation=block.activation,
         scales=block.scales,
     )
+
+
+def few_row_experts_kernels(
+    block: Experts, router: ExpertMatrices, gate_up: ExpertMatrices, down: ExpertMatrices
+) -> dict[str, RunFewRowExperts]:
+    """Those of triton/few_row_experts.py. Raises EngineError for matrices that are not alike."""
+    from faser.kernels.cuda.triton.experts import ExpertWeights
+    from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
+
+    run = FewRowExperts(
+        networks=ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
+        router=router.weights[0],
+        router_bias=None if router.biases is None else router.biases[0],
+        top_k=block.top_k,
+        renormalise=block.renormalise,
+        activation=block.activation,
+        scales=block.scales,
+        shares=block.shared is not None,
+    )
+    return {name: partial(run, tiles=tiles) for name, tiles in FEW_ROW_TILES.items()}
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:
@@ -131,5 +159,6 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         few_rows=few_rows,
         few_row_attention=FewRowAttention,
         experts=experts_kernels,
+        few_row_experts=few_row_experts_kernels,
         delta_net=delta_net,
     )

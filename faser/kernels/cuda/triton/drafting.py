@@ -17,7 +17,7 @@ _MOST_ROWS = next_power_of_2(MAX_DRAFT_TOKENS + 1)  # of one sequence
 
 
 @jit
-def _match(sampled, drafted, fed, first, known, match_counts, last, MOST: tl.constexpr):
+def _match(sampled, drafted, decided, fed, first, known, match_counts, last, MOST: tl.constexpr):
     """One sequence: its rows up to the first whose draft token is not the sampled one."""
     sequence = tl.program_id(0)
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
@@ -28,10 +28,11 @@ def _match(sampled, drafted, fed, first, known, match_counts, last, MOST: tl.con
     is_fed = wanted < -1
     drawn = tl.load(fed + (-2 - wanted), mask=is_fed, other=0)
     wanted = tl.where(is_fed, tl.where(drawn < 0, 0, drawn), wanted)  # a draft without numbers is token 0
-    refused = (chosen != wanted) | (wanted < 0)
+    verdict = tl.load(decided + begin + depth, mask=inside, other=0)
+    refused = tl.where(verdict < 0, chosen != wanted, verdict == 0) | (wanted < 0)
     accepted = tl.min(tl.where(refused, depth, MOST), axis=0)
     newest = tl.sum(tl.where(depth == accepted, chosen, 0), axis=0)
-    before = tl.sum(tl.where(depth == accepted - 1, chosen, 0), axis=0)
+    before = tl.sum(tl.where(depth == accepted - 1, wanted, 0), axis=0)
     before = tl.where(accepted == 0, tl.load(known + sequence), before)
     tl.store(match_counts + sequence, accepted + 1)
     tl.store(last + 2 * sequence, tl.maximum(before, 0))
@@ -41,7 +42,7 @@ def _match(sampled, drafted, fed, first, known, match_counts, last, MOST: tl.con
 def match(step: StepMatch) -> None:
     """Fill counts and last of the step, whose sequences have up to MAX_DRAFT_TOKENS draft tokens each."""
     _match[(len(step.counts),)](
-        step.sampled, step.drafted, step.fed, step.first, step.known, step.counts, step.last,
+        step.sampled, step.drafted, step.decided, step.fed, step.first, step.known, step.counts, step.last,
         MOST=_MOST_ROWS, num_warps=1,
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ def _advance(
             length = known
         if row % rows_each == rows_each - 1:
             tl.store(lengths + draft, known)
-            tl.store(row_positions + draft, known)
+            tl.store(row_positions + draft, known + tl.load(numbers + 1 + 2 * width + draft))
         begin = tl.load(page_starts + row)
         num_pages = tl.load(page_starts + row + 1) - begin
         fits = length <= num_pages * BLOCK_SIZE

@@ -63,8 +63,8 @@ class FewRowExperts:
         hidden: Tensor,
         read: Tensor,
         slots: Tensor | None = None,
-        *,
         router_norm: Tensor | None = None,
+        *,
         tiles: Tiles,
     ) -> None:
         """hidden += the mixture of rms_norm(x). x, hidden: [R, H], each row contiguous; they may be the same.

@@ -5,8 +5,10 @@ may round another way, so nearly all answers have to be the same; a wrong step w
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton.drafting import advance, match
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import (
@@ -40,7 +44,8 @@ from tests.engine.execution.runner.test_graph_runner import (
     write_heads_of_64,
 )
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
-from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.fake_graph import fake_kernels
+from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.native_acceptance import make_native
 
 SLOTS, CAP = 4, 3
@@ -75,8 +80,14 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """With Triton's own `match` and `advance`, in its interpreter."""
     accelerator = Watched()
-    backend = fake_backend(accelerator)
+    kernels = replace(
+        fake_kernels(accelerator),
+        match=lambda step: accelerator.launch(partial(match, step)),
+        advance=lambda *given: accelerator.launch(partial(advance, *given)),
+    )
+    backend = FlashInferBackend(accelerator, FakeFlashInfer(accelerator), kernels)
     target: Path = write_heads_of_64(tmp_path_factory.mktemp("target"))
     drafter = write_heads_of_64(tmp_path_factory.mktemp("drafter"), noise=0.01)
     return World(
@@ -150,7 +161,7 @@ def requests(seed: int, count: int, *, common: int) -> Iterator[Request]:
 def answers(engine: Engine, asked: list[Request], *, seed: int = 0, aborts: float = 0.0) -> dict[str, list[int]]:
     """They come at random steps; some are aborted at random ones."""
     rng, waiting = random.Random(seed), [*asked]
-    said: dict[str, list[int]] = {each.request_id: [] for each in asked}
+    said: dict[str, list[int]] = defaultdict(list)
     while waiting or engine.has_work():
         while waiting and (not engine.has_work() or rng.random() < 0.3):
             engine.add(waiting.pop(0))
@@ -206,16 +217,38 @@ def test_answers_are_those_of_an_engine_that_reads_each_step_before_it_drafts(
     assert accepted(following) > 0.8 * accepted(reading) > 0.4
 
 
-def test_nothing_waits_between_a_verification_and_the_drafts_behind_it(world: World) -> None:
-    asked = [
+def together(max_tokens: int) -> list[Request]:
+    """Two requests that begin at once, one greedy and one drawn."""
+    return [
         Request(
             request_id=str(i),
             prompt_token_ids=(5, 6 + i, 7),
-            sampling=SamplingParams(temperature=0.7 * i, max_tokens=24, ignore_eos=True, seed=i),
+            sampling=SamplingParams(temperature=0.7 * i, max_tokens=max_tokens, ignore_eos=True, seed=i),
             arrival_s=float(i),
         )
         for i in range(2)
     ]
+
+
+def said_together(engine: Engine, asked: list[Request]) -> dict[str, list[int]]:
+    for each in asked:
+        engine.add(each)
+    return answers(engine, asked[:0])
+
+
+def test_acceptance_at_given_rates_is_that_of_an_engine_that_reads_each_step(world: World) -> None:
+    """Draft tokens are then parts of the answer, so these are the same only if all drafts are."""
+    config: dict[str, Any] = {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": (0.8, 0.5, 0.3),
+    }
+    reading, following = (engine_of(world, ahead=ahead, **config) for ahead in (False, True))
+    assert said_together(following, together(40)) == said_together(reading, together(40))
+    assert accepted(following) == accepted(reading)
+
+
+def test_nothing_waits_between_a_verification_and_the_drafts_behind_it(world: World) -> None:
+    asked = together(24)
     engine = engine_of(world, ahead=True)
     for each in asked:
         engine.add(each)

@@ -1,12 +1,12 @@
 """Block drafters in CUDA graphs draft what they draft eagerly, token for token, on the emulated device.
 
-Oracle: the same drafter on the same emulation, operation by operation and with the host's walk (see test_block.py).
+Oracle: the same drafter on the same emulation, operation by operation and with the host's walk (test_block.py).
 Conversations of several slots have drafts of other lengths; parts of them are accepted.
 
 Planted bugs that these tests have caught: the first token of a block is read from the anchor's row where that
 predicts none, or another row counts as the first one; candidates stay those behind the anchor; random numbers stay
 those of the first position; padding rows are stored in block 0; candidates, or numbers of states, are those of the
-pass before; anchors have the mask's embedding; the walk stays in its first row.
+pass before; the walk stays in its first row.
 """
 
 import random

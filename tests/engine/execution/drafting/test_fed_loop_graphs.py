@@ -112,15 +112,19 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
     assert (tokens_of(found), margins_of(found)) == (tokens_of(kept), margins_of(kept))
 
 
-def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> None:
-    """The first two passes send inputs and the rows of their logits as well. Greedy rows ask for nothing."""
+@pytest.mark.parametrize("most_tokens", [3, MOST_TOKENS])
+def test_passes_after_the_second_send_nothing(tmp_path: Path, most_tokens: int) -> None:
+    """The first two send inputs, layout and the rows of their logits; the second one also where the device begins.
+
+    Greedy rows ask for nothing.
+    """
     accelerator = Counting()
     side, table = Side(write_heads_of_64(tmp_path), fake_backend(accelerator)), BlockTable(SLOTS, WIDTH)
     for slot in (0, 1):
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     choice, looping = GreedyDraftSampler(side.backend.sampling_kernels), recorded(side)
     fed = FedPassLoop(ModelPasses(looping, table, max_rows=MAX_ROWS), choice)
-    inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
+    inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=most_tokens) for slot in (0, 1)]
     sends = accelerator.sends
-    assert fed.draft(inputs, None).passes == MOST_TOKENS
-    assert accelerator.sends - sends == 3 + 3 + (MOST_TOKENS - 2)
+    assert fed.draft(inputs, None).passes == most_tokens
+    assert accelerator.sends - sends == 3 + 4

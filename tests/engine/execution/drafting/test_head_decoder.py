@@ -36,9 +36,11 @@ from faser.engine.execution.drafting.head_weights import load_head
 from faser.engine.execution.drafting.loop import PassLoop
 from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.samplers import (
+    DraftSampler,
     DraftVocabularySampler,
     GreedyDraftSampler,
     PointMassSampler,
+    ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.models.decoder import Decoder
@@ -132,9 +134,8 @@ class Half(Drafting):
         seed: int,
         *,
         graphs: bool,
-        coupled: bool,
+        sampling: str = "greedy",
         accelerator: FakeAccelerator | None = None,
-        fed: bool = True,
         ring_rows: int = 4000,
     ) -> None:
         backend = fake_backend(accelerator)
@@ -156,30 +157,34 @@ class Half(Drafting):
         )
         self.world = World(None, table, self.rng)  # type: ignore[arg-type]
         kernels = backend.sampling_kernels
-        sampler: PointMassSampler = (
-            SampleAndMatchDraftSampler(self.world.sampling, kernels=kernels)
-            if coupled
-            else GreedyDraftSampler(kernels)
-        )
+        masses: PointMassSampler | None = GreedyDraftSampler(kernels)
+        if sampling != "greedy":
+            masses = SampleAndMatchDraftSampler(self.world.sampling, kernels=kernels)
+        sampler: DraftSampler | None = masses
+        if sampling == "drawn":
+            sampler, masses = ProbabilisticDraftSampler(self.world.sampling, kernels=kernels), None
+        assert sampler is not None
         loop: StateLoop
         if graphs:
             model = HeadDecoder(head, max_rows=MAX_ROWS, logits=decoder.logit_rows)
             passing = self._runner(backend, model, kv, graphs=True)
             reader = StateReader(model, self.ring, backend, backend.graph_capture, SIZES.rows)
             passes = HeadModelPasses(passing, self.cache.table, self.ring, reader, max_rows=MAX_ROWS)
-            loop = HeadModelLoop(passes, FedPassLoop(passes, sampler) if fed else PassLoop(passes, sampler))
+            loop = HeadModelLoop(
+                passes, PassLoop(passes, sampler) if masses is None else FedPassLoop(passes, masses)
+            )
         else:
             assert head.draft_ids is not None
             eager = HeadRunner(head, backend, kv, states=decoder.states, vocab_size=VOCAB_SIZE)
             own = DraftVocabularySampler(sampler, head.draft_ids, VOCAB_SIZE)
             loop = HeadLoop(eager, self.cache.table, self.ring, own, max_rows=MAX_ROWS)
         self.world.drafter = HeadDrafter(loop, self.ring, self.cache, files.method, trained=MAX_PLACES)
-        self.coupled = coupled
+        self.sampling = sampling
         self.computed, self.read, self.began = {}, {}, {}
         self.drafts: list[list[DraftLine]] = []
 
     def start(self, slot: int, prompt: list[int]) -> None:
-        sampling = {"temperature": 0.8 * (slot % 2), "top_p": 0.9} if self.coupled else {}
+        sampling = {"temperature": 0.8 * (slot % 2), "top_p": 0.9} if self.sampling != "greedy" else {}
         self.computed[slot] = min(self.world.start(slot, prompt, **sampling), len(prompt) - 1)
         self.began[slot] = self.computed[slot]
 
@@ -233,11 +238,11 @@ def made_up(token_ids: list[int], positions: list[int], width: int) -> Tensor:
     return torch.stack(rows).bfloat16()
 
 
-@pytest.mark.parametrize("coupled", [False, True])
-def test_graphs_draft_what_the_eager_loop_drafts(files: Files, coupled: bool) -> None:
+@pytest.mark.parametrize("sampling", ["greedy", "coupled", "drawn"])
+def test_graphs_draft_what_the_eager_loop_drafts(files: Files, sampling: str) -> None:
     """Coupled drafts have a ring that loses states, so that some are unknown."""
-    ring_rows = 40 if coupled else 4000
-    graphs, eager = (Half(files, 3, graphs=each, coupled=coupled, ring_rows=ring_rows) for each in (True, False))
+    ring_rows = 40 if sampling == "coupled" else 4000
+    graphs, eager = (Half(files, 3, graphs=each, sampling=sampling, ring_rows=ring_rows) for each in (True, False))
     for half in (graphs, eager):
         half.run(25)
     assert_same(graphs.drafts, eager.drafts)

@@ -40,6 +40,7 @@ def step_of(sampled: list[list[int]], drafts: list[list[int]], known: list[int],
     return StepMatch(
         sampled=ints([token_id for rows in sampled for token_id in rows]),
         drafted=ints(drafted),
+        decided=ints([-1] * len(drafted)),
         fed=ints(tokens or [0]),
         first=ints(bounds),
         known=ints(known),
@@ -77,6 +78,15 @@ def test_a_drafted_token_that_is_none_counts_as_token_0() -> None:
     assert (step.counts.tolist(), step.last.tolist()) == ([2], [[0, 3]])
 
 
+def test_verdicts_that_are_given_count_more_than_samples() -> None:
+    """The first draft token is accepted and the second refused; the last row has none to accept."""
+    step = step_of([[5, 8, 9], [5, 6]], [[7, 8], [6]], [2, 3], fed=True)
+    step.decided.copy_(ints([1, 0, 1, 1, 1]))
+    match(step)
+    assert step.counts.tolist() == [2, 2]
+    assert step.last.tolist() == [[7, 8], [6, 6]]
+
+
 def layout_of(num_pages: list[int]) -> PagedLayout:
     """Rows with so many blocks each; every other number is one that no row has."""
     sizes = LayoutSizes(rows=len(num_pages), sequences=len(num_pages), pages=sum(num_pages))
@@ -87,9 +97,11 @@ def layout_of(num_pages: list[int]) -> PagedLayout:
     return found
 
 
-def rows_at(lengths: list[int], bases: list[int], sources: list[int]) -> FollowedRows:
-    count = len(bases)
-    numbers = [count, *bases, *[-1] * (WIDTH - count), *sources, *[-1] * (WIDTH - count)]
+def rows_at(
+    lengths: list[int], bases: list[int], sources: list[int], shifts: tuple[int, ...] = (0, 0, 0)
+) -> FollowedRows:
+    count, rest = len(bases), [-1] * (WIDTH - len(bases))
+    numbers = [count, *bases, *rest, *sources, *rest, *shifts, *rest]
     return FollowedRows(
         numbers=ints(numbers),
         lengths=ints(lengths + [-9] * (WIDTH - len(lengths))),
@@ -121,14 +133,15 @@ def test_a_first_pass_has_the_last_two_tokens_and_the_next_ones_follow_it() -> N
     step.last.copy_(ints([*range(5, 13)]).view(4, 2))
     bases, sources = [6, 3, 11], [2, 0, 3]  # 8, 4 and 14 known tokens
     first = layout_of([2, 3, 2, 2, 3, 4, 1, 1])
-    rows = rows_at([], bases, sources)
+    rows = rows_at([], bases, sources, shifts=(0, 17, 1))
     advance(rows, step, first, BLOCK_SIZE)
     expect_places(first, [7, 8, 3, 4, 13, 14])
     assert rows.fed.tolist() == [9, 10, 5, 6, 11, 12, *[-9] * 10]
-    assert rows.lengths.tolist()[:4] == rows.positions.tolist()[:4] == [8, 4, 14, -9]
+    assert rows.lengths.tolist()[:4] == [8, 4, 14, -9]
+    assert rows.positions.tolist()[:4] == [8, 4 + 17, 14 + 1, -9]
 
     following = layout_of([3, 1, 4, 1])
     for ahead in (1, 2, 3):
         advance(rows, None, following, BLOCK_SIZE)
         expect_places(following, [8 + ahead, 4 + ahead, 14 + ahead])
-        assert rows.positions.tolist()[:4] == [8 + ahead, 4 + ahead, 14 + ahead, -9]
+        assert rows.positions.tolist()[:4] == [8 + ahead, 21 + ahead, 15 + ahead, -9]
