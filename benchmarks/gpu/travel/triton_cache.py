@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.kernels.cpu.build import find_compiler
+from faser.kernels.cuda.choices import Choices, Way
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.cuda.triton import launcher
@@ -50,7 +51,7 @@ from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
 _MOST_ROWS = 1024  # of a mixture: no more tiles come behind
-_ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
+_ROWS = (1, 2, 3, 5, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
 _FP8_ROWS = (1, 32)
 _SLOTS = 7
 _SMALL_VOCAB = 512  # no kernel of a layer knows the vocabulary
@@ -73,6 +74,8 @@ class Compiling:
         def run(kernel: Any, *args: Any, **options: Any) -> Any:
             if "WIDE" in options:
                 options["WIDE"] = False  # says that the tensors lie on a CPU, which they do not there
+            if "DEPENDENT" in options:
+                options |= {"DEPENDENT": True, "launch_pdl": True}  # as for tensors on a GPU
             found = launch(kernel, *args, **{**options, "warmup": True})
             if found is not None:
                 _compile_launcher(found)
@@ -113,6 +116,19 @@ def _compile_launcher(kernel: Any) -> None:
         except ImportError as error:
             if "libcuda" not in str(error):
                 raise
+
+
+class _AllWays(Choices):
+    """Runs all ways, so that all are compiled, and takes the last."""
+
+    @property
+    def can_measure(self) -> bool:
+        return True
+
+    def fastest(self, key: str, ways: Mapping[str, Way], *, tolerance: float) -> str:  # noqa: ARG002
+        for way in ways.values():
+            way()
+        return [*ways][-1]
 
 
 class _Zeros:
@@ -185,7 +201,7 @@ def sampling(vocab: int, cap: int) -> None:
 def _backend(*, fp8: bool = False) -> FlashInferBackend:
     device = FakeAccelerator()
     products = ScaledFp8(device.device) if fp8 else None
-    return FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(device.device), products)
+    return FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(device.device), products, _AllWays())
 
 
 def run() -> None:
