@@ -254,6 +254,7 @@ def make_runner(
     device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
         return Runner(decoder, backend, kv, device_sampler, states=states)
+    reserve_workspace(config, model)
     return GraphRunner(
         decoder,
         backend,
@@ -269,6 +270,14 @@ def make_runner(
         states=states,
         report=lambda stage, done, total: report(f"{stage} of the {model.files.role.value}", done, total),
     )
+
+
+def reserve_workspace(config: EngineConfig, model: LoadedModel | LoadedHead) -> None:
+    """Have attention's workspace made as large as the model's CUDA graphs will need it. Idempotent."""
+    capture = model.backend.graph_capture
+    if capture is not None and config.records_steps:
+        for shape in {attention_shape(each) for each in model.files.spec.attentions}:
+            capture.reserve(shape, _graph_sizes(config, model).batch_sizes)
 
 
 def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, num_device_lanes: int = 0) -> int:
