@@ -87,6 +87,7 @@ class ScriptedExecutor:
         self._ended: Drafts | None = None
         self._drafted: dict[int, list[int]] = {}  # tokens of these drafts, by slot
         self._brings: dict[int, int] = {}  # most tokens of the launched step, by slot
+        self._known_before: dict[int, int] = {}  # tokens known before it
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
@@ -153,6 +154,9 @@ class ScriptedExecutor:
         assert len(self.launched) < 2, "three steps in flight"
         assert self.drafts_ahead or not plan.num_drafts, "only plain steps are launched"
         self._brings = {rows.slot: rows.num_drafts + 1 for rows in plan.rows if rows.samples}
+        self._known_before = {
+            rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts for rows in plan.rows if rows.samples
+        }
         busy = {rows.slot for each in self.launched for rows in each.rows}
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
@@ -209,8 +213,12 @@ class ScriptedExecutor:
         for wish in () if plan is None else plan.requests:
             line = self._lines[wish.slot]
             line.blocks += wish.new_blocks
-            known = len(line.histories) - 1 - self._brings[wish.slot]
-            self._check_own(set(line.blocks[max(known, 0) // self.block_size + 1 :]), self._brings)
+            most, sampling = self._brings[wish.slot], line.start.sampling
+            known = self._known_before[wish.slot]
+            if sampling.max_tokens is not None:  # no row is behind the last token but one
+                end = min(known + most + wish.max_tokens, line.start.prompt_len + sampling.max_tokens)
+                assert len(line.blocks) * self.block_size >= end, f"no room for {end} tokens in {line.blocks}"
+            self._check_own(set(line.blocks[known // self.block_size :]), self._brings)
         return plan
 
     def _draft_within(self, wish: DraftRequest) -> list[int]:
@@ -285,6 +293,9 @@ class ScriptedExecutor:
         for rows in plan.rows:
             line = self._lines[rows.slot]
             assert rows.token_ids, "a sequence in the plan has rows"
+            if (max_tokens := line.start.sampling.max_tokens) is not None:
+                last = max(line.start.prompt_len + max_tokens - 1, line.start.prompt_len)
+                assert rows.start + len(rows.token_ids) <= last, "a row is behind the last token that is asked for"
             path = self._path(rows)
             for position, token_id in enumerate(rows.token_ids, rows.start):
                 place = self._place(line, position)

@@ -88,7 +88,7 @@ class StepInFlight(LaunchedStep):
 class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
-        collected.
+        collected, and one behind drafts when these were there.
     prepared_s, experts: as in StepResult.
     """
 
@@ -169,7 +169,7 @@ class AsyncSteps:
     def collect(self, launched: LaunchedStep, drafts: DraftBatch | None = None) -> CollectedStep:
         """Wait for the tokens. drafts: those that were launched ahead for the step, once they are there."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
-        began_s = max(launched.began_s, self.collected_s)
+        began_s = max(launched.began_s, self.collected_s) if drafts is None else time.perf_counter()
         rows, layout, choice = launched.plan.rows, launched.sampling, launched.choice
         tokens = StepTokens.none(len(rows))
         if drafts is not None and len(launched.sources):
