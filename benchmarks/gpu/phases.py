@@ -155,6 +155,13 @@ PHASES = (
         least_s=30.0,
         about="decoding in 8 bits next to 16, 8B",
     ),
+    Phase(
+        name="heads",
+        run=(f"{_HERE}.decoding.heads", "run"),
+        share=0.04,
+        least_s=60.0,
+        about="passes of an EAGLE-3 head, 8B",
+    ),
 )
 
 

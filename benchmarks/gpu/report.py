@@ -202,6 +202,7 @@ def _verify(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
+_HEADS = ("sequences", "drafting_1_ms", "drafting_4_ms", "pass_ms", "cycle_ms")
 _FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "fp8_times_floor", "times_16_bits")
 
 
@@ -349,4 +350,5 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Products of mixtures, by tiles", "mixture_tiles", _mixture_tiles),
     ("Mixtures of few rows", "few_row_mixtures", _few_row_mixtures),
     ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
+    ("An EAGLE-3 head", "heads", lambda result: _table(result.get("rows", []), _HEADS)),
 )

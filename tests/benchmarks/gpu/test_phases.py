@@ -217,6 +217,7 @@ TABLES = {
     "mixture_tiles": ("cells", "best", "parts", "bits"),
     "few_row_mixtures": ("layers", "cells"),
     "fp8": ("16 bits bare", "fp8 bare", "rows"),
+    "heads": ("cells", "rows"),
 }
 
 
