@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "faser"
+BENCHMARKS = PACKAGE.parent / "benchmarks"
 
 
 class Layer(Enum):
@@ -285,12 +286,14 @@ def test_every_prefix_of_a_layer_names_a_module_or_a_folder() -> None:
     assert {prefix for layer in Layer for prefix in layer.value} - present == set()
 
 
-def test_no_two_modules_import_each_other() -> None:
-    assert circles(module_imports(PACKAGE)) == []
+@pytest.mark.parametrize("package", [PACKAGE, BENCHMARKS], ids=lambda package: package.name)
+def test_no_two_modules_import_each_other(package: Path) -> None:
+    assert circles(module_imports(package)) == []
 
 
-def test_no_two_folders_import_each_other() -> None:
-    assert circles(folder_imports(PACKAGE)) == []
+@pytest.mark.parametrize("package", [PACKAGE, BENCHMARKS], ids=lambda package: package.name)
+def test_no_two_folders_import_each_other(package: Path) -> None:
+    assert circles(folder_imports(package)) == []
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:

@@ -33,7 +33,7 @@ from benchmarks.exactness.distributions import (
     uniform_p_value,
 )
 from benchmarks.exactness.table_models import CAP, NUM_SLOTS, Cut, Lengths, Scenario, TableModel, play
-from benchmarks.speculation.selected_drafter import SelectedDrafter
+from benchmarks.simulator.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.policies import Survival

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.speculation.selected_drafter import SelectedDrafter
+from benchmarks.simulator.selected_drafter import SelectedDrafter
 from faser.config.speculation import AUTO, DRAFT_METHODS, SpeculationConfig
 from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceStart

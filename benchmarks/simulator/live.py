@@ -16,6 +16,7 @@ from benchmarks.engines import closed_loop
 from benchmarks.simulator.contest import Contest, Figures
 from benchmarks.simulator.options import engine_options, machine_of, trace_of
 from benchmarks.simulator.record import RecordedEngine, RecordedSequence
+from benchmarks.simulator.report import Check, report_checks
 from benchmarks.simulator.simulation import Machine
 from benchmarks.simulator.trace import Trace, mean_run, write_trace
 from benchmarks.simulator.workload import Workload
@@ -46,27 +47,6 @@ class LiveRun:
     num_steps: int
     output_tokens: int
     different: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One policy. Errors are simulated / live - 1. *_speedup: tokens per second over those of the first policy.
-
-    On a machine with other load, absolute errors show that load; speed-ups can still be compared.
-    """
-
-    policy: str
-    live_tokens_per_s: float
-    simulated_tokens_per_s: float
-    tokens_per_s_error: float
-    live_step_ms: float
-    simulated_step_ms: float
-    step_error: float
-    live_steps: int
-    simulated_steps: int
-    different: int
-    live_speedup: float = 1.0
-    simulated_speedup: float = 1.0
 
 
 def check_live(
@@ -185,8 +165,6 @@ def record_trace(asked: argparse.Namespace) -> int:
 
 def check_against_live(asked: argparse.Namespace) -> int:
     """Run the policies simulated and live, and show how far both agree; returns the exit status."""
-    from benchmarks.simulator.report import report_checks  # it shows a Check
-
     if asked.trace is None:
         raise UsageError(["--check-live needs the --trace that this model and drafter were recorded to"])
     trace = trace_of(asked.trace)

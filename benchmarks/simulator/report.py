@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.table import Table
 from benchmarks.cells import markdown
 from benchmarks.runner import write_json
 from benchmarks.simulator.contest import Figures
-from benchmarks.simulator.live import Check
 from benchmarks.simulator.options import PROG
 from benchmarks.simulator.trace import Trace
 from benchmarks.spec_bench.chart import line_chart
@@ -33,6 +32,27 @@ COLUMNS = (
     "busy",
     "SLO",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One policy. Errors are simulated / live - 1. *_speedup: tokens per second over those of the first policy.
+
+    On a machine with other load, absolute errors show that load; speed-ups can still be compared.
+    """
+
+    policy: str
+    live_tokens_per_s: float
+    simulated_tokens_per_s: float
+    tokens_per_s_error: float
+    live_step_ms: float
+    simulated_step_ms: float
+    step_error: float
+    live_steps: int
+    simulated_steps: int
+    different: int
+    live_speedup: float = 1.0
+    simulated_speedup: float = 1.0
 
 
 def rows_of(cells: Sequence[Figures]) -> list[Row]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.runner import about, command_line, write_json
-from benchmarks.speculation.selected_drafter import SelectedDrafter
+from benchmarks.simulator.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from benchmarks.house import counted, table
+from benchmarks.house import counted
 
 TEXT = '''"""A module.
 
@@ -43,7 +43,3 @@ def test_a_checkout_is_counted_as_by_hand(tmp_path: Path) -> None:
         "folders": 2,
         "public classes of two modules": 1,
     }
-
-
-def test_each_checkout_has_a_column() -> None:
-    assert table({"one": {"lines": 1200}, "two": {"lines": 3}}).splitlines()[-1] == "| `lines` | 1,200 | 3 |"

@@ -1,10 +1,7 @@
 """Numbers made of times: against hand-computed examples."""
 
-from xml.etree import ElementTree
-
 import pytest
 
-from benchmarks.peers import report
 from benchmarks.peers.load import Exchange
 from benchmarks.peers.report import Measurement, bar_outcomes, check_same_work, measure, ratios, same_file, speeds
 
@@ -98,69 +95,3 @@ def test_systems_that_read_different_prompts_are_not_compared() -> None:
 
     with pytest.raises(ValueError, match=r"vllm read \(6,\) prompt tokens"):
         check_same_work([*same, _measurement("faser", 1, 9.0), _measurement("vllm", 1, 9.0, prompt_tokens=(6,))])
-
-
-def test_the_table_names_every_system_with_its_median_and_says_which_bars_were_missed() -> None:
-    text = report.table([_measurement("faser", 0, 50.0), _measurement("vllm", 0, 100.0)])
-
-    lines = text.splitlines()
-    assert lines[1].split()[:3] == ["faser", "1", "50.0"]
-    assert lines[2].split()[:3] == ["vllm", "1", "100.0"]
-    assert lines[3] == "bar: faser 1 x vllm at 1: 0.50, MISSED"
-
-
-def test_the_document_carries_the_measurements_and_what_was_computed_from_them() -> None:
-    measurements = [_measurement("faser", 0, 50.0), _measurement("vllm", 0, 100.0)]
-
-    found = report.document(measurements, {"commit": "abc"})
-
-    assert found["commit"] == "abc"
-    assert found["faser_over"]["vllm"]["1"]["median"] == 0.5
-    assert [one["system"] for one in found["measurements"]] == ["faser", "vllm"]
-    assert found["bars"] == [
-        {"system": "vllm", "concurrency": 1, "factor": 1.0, "of": "faser", "ratio": 0.5, "met": False}
-    ]
-
-
-def test_the_charts_bars_are_as_high_as_their_medians_where_there_are_any() -> None:
-    measurements = [
-        _measurement(system, 0, rate, concurrency=concurrency)
-        for concurrency in (1, 4)
-        for system, rate in (("faser", 50.0 * concurrency), ("a<b", 25.0 * concurrency))
-    ]
-
-    alone = _measurement("alone", 0, 100.0)
-
-    root = ElementTree.fromstring(report.chart([*measurements, alone], "speed & more"))
-
-    bars = [node for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("y") not in (None, "26")]
-    heights = [float(bar.attrib["height"]) for bar in bars]
-    assert [height / heights[0] for height in heights] == pytest.approx([1, 0.5, 2, 4, 2], rel=0.01)
-
-
-def test_faser_stands_against_a_peer_with_and_without_speculation() -> None:
-    rates = {"faser": 60.0, "faser-off": 40.0, "vllm": 20.0}
-    measurements = [_measurement(system, 0, rate) for system, rate in rates.items()]
-
-    found = report.document(measurements, {})
-    assert found["faser_over"]["vllm"]["1"]["median"] == 3.0
-    assert found["faser_off_over"]["vllm"]["1"]["median"] == 2.0
-    assert found["faser_over"]["faser-off"]["1"]["median"] == 1.5
-
-    by_system = {line.split()[0]: line.split() for line in report.table(measurements).splitlines()[1:4]}
-    assert "3.00" in by_system["vllm"]
-    assert "2.00" in by_system["vllm"]
-
-
-def test_the_names_of_many_systems_stay_within_the_chart() -> None:
-    systems = [f"system-{number}" for number in range(9)]
-    root = ElementTree.fromstring(report.chart([_measurement(name, 0, 9.0) for name in systems], "many"))
-
-    width = float(root.attrib["viewBox"].split()[2])
-    places = {
-        node.text: (float(node.attrib["x"]), float(node.attrib["y"]))
-        for node in root.iter("{http://www.w3.org/2000/svg}text")
-        if node.text in systems
-    }
-    assert len(set(places.values())) == 9
-    assert max(x for x, _ in places.values()) + 80 <= width

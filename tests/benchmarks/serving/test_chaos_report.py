@@ -15,10 +15,8 @@ from benchmarks.serving.chaos_report import (
     Outcome,
     Sample,
     broken_promises,
-    document,
     growth,
     last_life,
-    picture,
 )
 
 IDLE = Holdings(
@@ -100,11 +98,3 @@ def test_growth_leaves_out_the_warm_up_and_single_jumps() -> None:
 
 def test_the_engine_is_judged_by_its_last_life() -> None:
     assert last_life(samples(flat, lambda second: 1 + (second > 20))) == [2] * 99
-
-
-def test_the_document_and_the_picture_show_requests_memory_and_faults() -> None:
-    made = document({"seed": 0}, kept())
-    assert made["requests"] == {"answer": {TOKENS: 7}}
-    assert made["memory_growth"] == {"front_end": 0.0, "engine": 0.0}
-    assert len(made["samples"]["rows"]) == 120
-    assert picture(kept()).count("stroke-dasharray") == 2

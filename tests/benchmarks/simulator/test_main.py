@@ -40,12 +40,6 @@ def test_a_report_has_every_policy_at_every_load(tmp_path: Path, capsys: pytest.
         ElementTree.parse(tmp_path / "out" / f"{name}.svg")
 
 
-def test_one_load_has_no_chart(tmp_path: Path) -> None:
-    options = ["--num-requests", "3", "--policies", "off", "--out", str(tmp_path / "out")]
-    assert simulate([*files(tmp_path), *options]) == 0
-    assert not list((tmp_path / "out").glob("*.svg"))
-
-
 def test_a_csv_of_arrivals_is_replayed(tmp_path: Path) -> None:
     rows = "".join(f"2024-01-01 00:00:{second:02}.5000000,{second + 1},30\n" for second in range(40))
     csv = tmp_path / "azure.csv"

@@ -16,9 +16,7 @@ from benchmarks.speed.default_flags import (
     REQUESTS,
     Wanted,
     asking_of,
-    document,
     figures,
-    page,
     questions_of,
     settings_of,
     wanted_of,
@@ -145,37 +143,3 @@ def test_figures_are_medians_of_rates_and_ratios_within_rounds() -> None:
     assert (found["tokens_per_s"], found["off_tokens_per_s"]) == (100.0, 50.0)
     assert found["ratio"]["mean"] == pytest.approx((2 * 2 * 2) ** (1 / 3))
     assert (found["different_answers"], found["answers"]) == (1, 6)
-
-
-def test_the_page_has_a_row_a_concurrency_and_a_column_a_kind_and_says_how_many_answers_differ() -> None:
-    runs = {"auto": [run(150, 1.0, "a")], FLOOR: [run(100, 1.0, "b")]}
-    cells = [Cell(labels=labels(kind, count), runs=runs) for count in (1, 4) for kind in (FULL, AGAIN)]
-
-    lines = page({"command": "as run"}, cells).splitlines()
-
-    assert lines[2] == "0 of 4 answers equal those of arm off."
-    assert "off → auto, temperature 0" in lines[4]
-    assert lines[6] == "| requests at once | ignore_eos on | asked again |"
-    assert lines[8:] == [f"| {count} | 100 → 150, 1.50x | 100 → 150, 1.50x |" for count in (1, 4)]
-
-
-def test_the_page_ends_with_what_servers_measured_themselves_by_the_end_of_the_last_run() -> None:
-    runs = {"auto": [run(150, 1.0, "a", paid=1.2), run(150, 1.0, "a", paid=1.25)], FLOOR: [run(100, 1.0, "a")] * 2}
-    lines = page({"command": "as run"}, [Cell(labels=labels(), runs=runs)]).splitlines()
-
-    assert lines[-5].startswith("What the server of auto measured itself")
-    assert lines[-1] == "| 2-3 | 1.25x (1.15 … 1.35) |"
-
-
-def test_the_document_has_every_cell_and_every_run_and_the_conditions() -> None:
-    runs = {"auto": [run(150, 1.0, "a")], FLOOR: [run(100, 1.0, "a")]}
-
-    made = document({"commit": "abc"}, [Cell(labels=labels(), runs=runs)])
-
-    assert made["commit"] == "abc"
-    assert made["cells"][0]["ratio"] == {"mean": 1.5, "low": None, "high": None, "rounds": 1}
-    assert made["cells"][0]["accepted_a_token"] == pytest.approx(5 / 150, abs=1e-3)
-    assert [(each["arm"], each["round"], each["tokens"]) for each in made["runs"]] == [
-        ("auto", 0, 150),
-        ("off", 0, 100),
-    ]

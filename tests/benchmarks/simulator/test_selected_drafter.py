@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.speculation.selected_drafter import SelectedDrafter
+from benchmarks.simulator.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import DraftPlan, DraftRequest, StopRule
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.text import TextAndModel
