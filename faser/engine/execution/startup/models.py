@@ -427,13 +427,13 @@ def _start_head(
     config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel, report: ProgressCallback
 ) -> EngineHead:
     head, backend, decoder = loaded.head, loaded.backend, loaded.target.decoder
-    vocab_size, reader, blocks = decoder.spec.vocab_size, None, None
+    vocab_size, reader = decoder.spec.vocab_size, None
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
     runner: Runner | HeadRunner | BlockRunner
     if isinstance(head, BlockModel):
         runner = BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
-        blocks = _block_graphs(config, loaded, head, kv, runner.cache, report)
+        runner.graphs = _block_graphs(config, loaded, head, kv, runner.cache, report)
     elif not loaded.drafts_on_device:
         runner = HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
     else:
@@ -443,7 +443,7 @@ def _start_head(
         sizes = _graph_sizes(config, loaded).rows if config.records_steps else ()
         assert backend.graph_capture is not None, "drafts_on_device says so"
         reader = StateReader(model, loaded.states, backend, backend.graph_capture, sizes)
-    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader, blocks=blocks)
+    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader)
     return EngineHead(
         files=loaded.files, head=head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
     )
