@@ -1,6 +1,6 @@
 """Times the gated delta nets of the native kernels, layer by layer, by rows and sequences.
 
-    python -m benchmarks.kernels.delta_net OUT.json [--threads 2] [--rounds 9] [--heads 16x32x128] [--layers 24]
+    python -m benchmarks kernels.delta_net OUT.json [--threads 2] [--rounds 9] [--heads 16x32x128] [--layers 24]
         [--library FILE]
 
 Each sequence decodes on: a step has its next row, and drafts behind that. `refused` drafts are all taken back by
@@ -59,7 +59,7 @@ def main() -> None:
     for name, each in micros.items():
         print(f"{name}: {each:.1f} us a layer", flush=True)
     report = {
-        **about("benchmarks.kernels.delta_net"),
+        **about("kernels.delta_net"),
         "isa": chosen_isa(),
         "threads": args.threads,
         "rounds": args.rounds,
@@ -138,7 +138,3 @@ class Steps:
         for layer in range(self._layers):
             self._native.delta_net(self._qkv, self._rates, self._shape, self._net, layer, step, self._out)
         self._start += 1 if self._refused else self._rows
-
-
-if __name__ == "__main__":
-    main()

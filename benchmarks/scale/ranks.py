@@ -1,6 +1,6 @@
 """Cost of dividing a model among processes of one machine: a step's time, and the memory of each, by ranks.
 
-    python -m benchmarks.scale.ranks OUT.json [--model MODEL] [--ranks 1,2] [--rows 1,4,16] [--rounds 3]
+    python -m benchmarks scale.ranks OUT.json [--model MODEL] [--ranks 1,2] [--rows 1,4,16] [--rounds 3]
 
 Engines with 1, 2 … ranks take turns; the cores are divided among the ranks. A step of R rows has one row of each
 of R sequences, with 64 tokens of context. Memory: what the kernel counts as the process's own (unique set size),
@@ -83,8 +83,4 @@ def main() -> None:
         }
         for ranks, found in runs.items()
     }
-    write_json(given.out, {**about("benchmarks.scale.ranks"), "model": given.model, "medians": medians})
-
-
-if __name__ == "__main__":
-    main()
+    write_json(given.out, {**about("scale.ranks"), "model": given.model, "medians": medians})

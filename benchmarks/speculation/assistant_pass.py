@@ -1,6 +1,6 @@
 """Times a pass of a Gemma 4 assistant, by how many sequences draft.
 
-    python -m benchmarks.speculation.assistant_pass OUT.json [--width 2560] [--context 512] [--repeats 40]
+    python -m benchmarks speculation.assistant_pass OUT.json [--width 2560] [--context 512] [--repeats 40]
 
 The assistant has the sizes of those of E2B and E4B (78 M values, 262,144 tokens in 2,048 groups) and random
 weights; the target has its width and two layers, which is all that an assistant reads. Medians, in milliseconds,
@@ -10,7 +10,6 @@ in bfloat16, of first passes: the norm of the states and the choice of the best 
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ SEQUENCES = (1, 4, 16)
 BLOCK = 16
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--width", type=int, default=2560, help="of the target's states: 1536 of E2B, 2560 of E4B")
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     wanted = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         ms = measured(Path(folder), wanted.width, wanted.context, wanted.repeats)
-    conditions = about("benchmarks.speculation.assistant_pass", arguments)
+    conditions = about("speculation.assistant_pass", arguments)
     write_json(wanted.out, conditions | {"width": wanted.width, "context": wanted.context, "pass_ms": ms})
     print(ms)
 
@@ -137,7 +136,3 @@ def _save(folder: Path, config: dict[str, Any], shapes: Mapping[str, Shape], mor
     (folder / "config.json").write_text(json.dumps(config))
     weights = {name: (torch.randn(shape) * 0.02).bfloat16() for name, shape in shapes.items()}
     save_file(weights | more, folder / "model.safetensors")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

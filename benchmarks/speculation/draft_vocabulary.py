@@ -1,6 +1,6 @@
 """Size of the vocabulary that an MTP layer should draft: by tokenizer, text and size of the model.
 
-    python -m benchmarks.speculation.draft_vocabulary OUT.json --tokenizer qwen2.5=MODEL
+    python -m benchmarks speculation.draft_vocabulary OUT.json --tokenizer qwen2.5=MODEL
         --tokenizer qwen3.5=RANKS.tiktoken --text german=FILE.txt,… --model 4B=MTP_THIN.json …
 
 MODEL: a directory or a GGUF file. RANKS: a vocabulary in tiktoken's form, with Qwen3.5's pattern; it needs
@@ -59,7 +59,7 @@ def main() -> None:
             cells.append({"tokenizer": name, "text": text, **_cell(ids, vocab_size, models)})
             print(cells[-1], flush=True)
     head = {"sizes": DRAFT_VOCAB_SIZES, "survival": SURVIVAL}
-    write_json(options.out, {**about("benchmarks.speculation.draft_vocabulary"), **head, "cells": cells})
+    write_json(options.out, {**about("speculation.draft_vocabulary"), **head, "cells": cells})
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -136,7 +136,3 @@ def _chosen(ids: np.ndarray, vocab_size: int, pass_prices: Sequence[float]) -> l
         if vocabulary.commit([0], [2], ids[at : at + 2].tolist()):
             sizes.append(vocabulary.size)
     return sizes
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Drafts under a cost model that lies: tokens per simulated second of `faser`, guarded and not, over those of off.
 
-    python -m benchmarks.speculation.guarded OUT.json [--sequences 1,4,16,32] [--requests 60] [--seeds 3]
+    python -m benchmarks speculation.guarded OUT.json [--sequences 1,4,16,32] [--requests 60] [--seeds 3]
 
 The real scheduler and policy serve synthetic drafts from text on the simulator's clock, whose steps vary by a
 tenth. A step takes as long as one of the default model does: 2.5 ms, .15 ms for every row of the first eight and
@@ -74,7 +74,7 @@ def main() -> None:
     write_json(
         options.out,
         {
-            **about("benchmarks.speculation.guarded"),
+            **about("speculation.guarded"),
             "unit": "times the tokens per simulated second of off",
             "worst": {way: min(each[way] for each in cells) for way in ("unguarded", "guarded", "guarded, late")},
             "cells": cells,
@@ -137,7 +137,3 @@ def _times(step: float = 1.0, rows: float = 1.0) -> StepTimes:
     plain = StepTimes.proportional(step_s=0.001, text_s=1e-5)
     seconds = tuple(step * _step_s(1) + rows * (_step_s(each) - _step_s(1)) for each in _ROWS)
     return replace(plain, tables={**plain.tables, Role.STEP: CostTable(rows=_ROWS, seconds=seconds)})
-
-
-if __name__ == "__main__":
-    main()

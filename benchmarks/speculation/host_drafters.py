@@ -1,6 +1,6 @@
 """Cost of drafts from text on the host, in microseconds: looked up, and chosen among by the control plane.
 
-    python -m benchmarks.speculation.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
+    python -m benchmarks speculation.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
 
 Text, of two kinds. With drafts: words of a random vocabulary, Zipf distributed and often repeated in
 phrases. Nothing found: every token as likely. Every step proposes for all sequences and commits three tokens to
@@ -53,7 +53,7 @@ def main() -> None:
     long_texts = [_index(num_tokens) for num_tokens in (8192, 32_768, 131_072)]
     print(json.dumps(long_texts))
     asked = {"prompt_tokens": options.prompt_tokens, "steps": options.steps}
-    result = about("benchmarks.speculation.host_drafters") | asked | {"rows": rows, "long texts": long_texts}
+    result = about("speculation.host_drafters") | asked | {"rows": rows, "long texts": long_texts}
     write_json(options.out, result)
 
 
@@ -185,7 +185,3 @@ def _index(num_tokens: int) -> dict[str, float]:
 
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 2)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Worth of knowing the gap that drafts leave on a GPU: simulated tokens per second, known and not known.
 
-    python -m benchmarks.speculation.known_gap OUT.json [--sequences 1,16,64] [--requests 6]
+    python -m benchmarks speculation.known_gap OUT.json [--sequences 1,16,64] [--requests 6]
 
 The real scheduler and policy `faser` serve synthetic drafts on the simulator's clock. A step takes 5.5 ms and
 0.027 ms more for every row, as assumed for an 8B model on a large GPU (docs/measurements.md); steps without drafts
@@ -45,7 +45,7 @@ def main() -> None:
         for acceptance in ACCEPTANCES
     ]
     result = {
-        **about("benchmarks.speculation.known_gap"),
+        **about("speculation.known_gap"),
         "unit": "tokens per simulated second",
         "cells": cells,
     }
@@ -92,7 +92,3 @@ def _tokens_per_s(
     arrivals = workload.arrivals(trace, duration_s=None, limit=num_requests * count, seed=0)
     outcome = Simulation(trace, machine, control, seed=0).run(arrivals, clients=count, duration_s=None)
     return outcome.window_tokens / outcome.elapsed_s
-
-
-if __name__ == "__main__":
-    main()

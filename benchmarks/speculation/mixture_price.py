@@ -1,6 +1,6 @@
 """Worth of counting experts in the price of a mixture's step: simulated tokens per second.
 
-    python -m benchmarks.speculation.mixture_price OUT.json [--sequences 1,4,16] [--requests 3]
+    python -m benchmarks speculation.mixture_price OUT.json [--sequences 1,4,16] [--requests 3]
 
 The real scheduler and policy `faser` serve synthetic drafts from text on the simulator's clock. A step takes 4 ms,
 2 ms for every row, and 2 ms for every ten of the experts that it reads; a row passes 80 of 1280 in all layers. A
@@ -50,7 +50,7 @@ def main() -> None:
                 print(*cells[-1].values(), sep="\t", flush=True)
     write_json(
         options.out,
-        {**about("benchmarks.speculation.mixture_price"), "unit": "tokens per simulated second", "cells": cells},
+        {**about("speculation.mixture_price"), "unit": "tokens per simulated second", "cells": cells},
     )
 
 
@@ -83,7 +83,3 @@ def _tokens_per_s(policy: str, times: StepTimes, acceptance: float, count: int, 
     arrivals = parse_workload(f"closed:{count}").arrivals(trace, duration_s=None, limit=limit, seed=0)
     outcome = Simulation(trace, machine, control).run(arrivals, clients=count, duration_s=None)
     return outcome.window_tokens / outcome.elapsed_s
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Steps of a mixture of experts: what verifying drafts takes, and how well the policy's price foresees it.
 
-    python -m benchmarks.speculation.mixture_steps MODEL OUT.json --prompts question.jsonl
+    python -m benchmarks speculation.mixture_steps MODEL OUT.json --prompts question.jsonl
         [--sequences 1,4,16] [--lengths 1,3,7] [--tokens 96]
 
 Answers real prompts with drafts from text of one fixed length after the other, in turns with none. Every step
@@ -77,7 +77,7 @@ def main() -> None:
             cells.append({"sequences": count, "draft_tokens": length, **_summary(watched.steps)})
             print(cells[-1], flush=True)
     table = asdict(built.costs.tables[Role.STEP])
-    write_json(options.out, {**about("benchmarks.speculation.mixture_steps"), "table": table, "cells": cells})
+    write_json(options.out, {**about("speculation.mixture_steps"), "table": table, "cells": cells})
 
 
 def _summary(steps: list[tuple[int, int, float, float, int]]) -> dict[str, Any]:
@@ -103,7 +103,3 @@ def _summary(steps: list[tuple[int, int, float, float, int]]) -> dict[str, Any]:
             if len(found) >= _FEWEST
         ],
     }
-
-
-if __name__ == "__main__":
-    main()

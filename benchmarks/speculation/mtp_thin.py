@@ -1,6 +1,6 @@
 """Times drafts of an MTP layer: one native call against passes from Python, by rows of the vocabulary.
 
-    python -m benchmarks.speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40] [--brief]
+    python -m benchmarks speculation.mtp_thin MODEL.gguf OUT.json [--rounds 40] [--steps 40] [--brief]
 
 MODEL.gguf: of benchmarks.models.random_gguf with --mtp. `draft_ms`: of one draft of one sequence at position 200,
 1 to 4 tokens; before each draft other memory is read, as a step of the model does. `decoding`: a step of one
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true")
     options = parser.parse_args()
     result = {
-        **about("benchmarks.speculation.mtp_thin"),
+        **about("speculation.mtp_thin"),
         "draft_ms": _draft_times(options.model, options.rounds, brief=options.brief),
         "decoding": _decoding(options.model, options.steps, brief=options.brief),
     }
@@ -177,7 +177,3 @@ def _engine(path: Path, speculation: dict[str, Any]) -> Engine:
 
 def _least(seconds: Sequence[float]) -> float:
     return min(seconds)
-
-
-if __name__ == "__main__":
-    main()

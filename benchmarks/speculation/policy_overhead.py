@@ -1,6 +1,6 @@
 """Cost of deciding: the host time a step of all that speculation adds to the control plane.
 
-    python -m benchmarks.speculation.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
+    python -m benchmarks speculation.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
 
 The real scheduler, control, estimates and policy `faser` run on the simulator's clock, with a draft model whose
 tokens are accepted at a rate of .8 and step times so flat that every sequence drafts. Counts the time that the
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     measured = {str(count): _measure(count, options.cap, options.requests) for count in options.sequences}
     result = {
-        **about("benchmarks.speculation.policy_overhead"),
+        **about("speculation.policy_overhead"),
         "unit": "ms a step",
         "bar_ms": BAR_MS,
         "sequences": measured,
@@ -76,7 +76,3 @@ def _run(trace: Trace, num_sequences: int, num_requests: int) -> tuple[float, fl
     outcome = Simulation(trace, machine, control, seed=0).run(arrivals, clients=workload.clients, duration_s=None)
     stats: SpeculationStats = made[0].stats()
     return 1000 * stats.decide_s / outcome.num_steps, outcome.verified / max(outcome.turns, 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time of a decode step by part, on the embedded model in process; and how far it is from its floor.
 
-    python -m benchmarks.speed.step_profile OUT.json [--steps 150] [--rows 1,4,16]
+    python -m benchmarks speed.step_profile OUT.json [--steps 150] [--rows 1,4,16]
 
 Stages are timed from outside by wrapping the methods of one engine. The floor of a step is the time that reading
 all weights once takes at the read bandwidth measured in the same run. `host` is what is neither the forward pass,
@@ -48,7 +48,7 @@ def main() -> None:
         for sampling in (GREEDY, SAMPLED)
     ]
     result = {
-        **about("benchmarks.speed.step_profile"),
+        **about("speed.step_profile"),
         "backend": info.backend,
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
@@ -124,7 +124,3 @@ def _read_gb_s(repeats: int = 9) -> float:
         memory.sum()
         seconds.append(time.perf_counter() - began_s)
     return memory.nbytes / statistics.median(seconds) / 1e9
-
-
-if __name__ == "__main__":
-    main()

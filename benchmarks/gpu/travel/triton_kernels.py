@@ -116,7 +116,9 @@ _DELTA_NET = {
     **dict.fromkeys(("kept_keys", "kept_values", "kept_rates"), "*fp32"),
 }
 OTHERS |= dict.fromkeys(("_convolve", "_chunks", "_finish"), _DELTA_NET)
-_DRAFTING = "sampled drafted decided fed first known match_counts last numbers lengths row_positions positions slots"
+_DRAFTING = (
+    "sampled drafted decided fed first known match_counts last numbers lengths row_positions positions slots"
+)
 _PLACES = "page_starts pages seq_len last_page_len"
 OTHERS |= dict.fromkeys(
     ("_match", "_advance"),
