@@ -206,7 +206,7 @@ def _rate(run: Run) -> float:
     return run.tokens_per_s
 
 
-def wanted_of(arguments: Sequence[str]) -> Wanted:
+def wanted_of(arguments: Sequence[str] | None) -> Wanted:
     """Exits with a message where the arguments make no sense."""
     parser = command_line(__doc__)
     add = parser.add_argument
