@@ -68,6 +68,9 @@ class EngineObserver:
     def engine_ended(self, *, restarts: bool) -> None:
         """The engine has ended: nothing runs, nothing waits, no block is held."""
 
+    def separate_layers(self, count: int) -> None:
+        """Note how many layers of the model run in single operations."""
+
     def cache_config(self, *, block_size: int, num_gpu_blocks: int, cache_dtype: str, max_model_len: int) -> None:
         """The KV cache is known. num_gpu_blocks: blocks on any device."""
 

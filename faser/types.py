@@ -438,7 +438,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory."""
+    """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory.
+
+    separate_layers: how many layers run in single operations, since the backend's own calls do not take them.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -452,6 +455,7 @@ class ModelInfo:
     kv_cache_dtype: str
     weight_bytes: int
     num_parameters: int
+    separate_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

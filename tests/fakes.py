@@ -65,7 +65,8 @@ class ScriptedExecutor:
     fail_slots: slots whose next result is an error behind accepted tokens. prunes: how many drafted rows leave
     early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
     of this number of tokens, and snapshots of them; None: it has none. follows: drafts go on behind launched
-    steps, but for some that this random generator refuses; None: they never do.
+    steps, but for some that this random generator refuses; None: they never do. masks: of answers with a
+    structure.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class ScriptedExecutor:
         chunk: int | None = None,
         follows: random.Random | None = None,
     ) -> None:
+        self.masks = ScriptedMasks()
+        self._without: dict[int, set[int]] = {}  # by step: slots that get no token
         self.block_size = block_size
         self._follows = follows
         self.num_followed = 0
@@ -84,6 +87,7 @@ class ScriptedExecutor:
         self._ended: Drafts | None = None
         self._drafted: dict[int, list[int]] = {}  # tokens of these drafts, by slot
         self._brings: dict[int, int] = {}  # most tokens of the launched step, by slot
+        self._known_before: dict[int, int] = {}  # tokens known before it
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
@@ -104,6 +108,9 @@ class ScriptedExecutor:
         self.steps.append(plan)
         known = StepRows.of(*[replace(each, token_ids=self._fed(each)) for each in plan.rows])
         plan, drafts, self._ended = replace(plan, rows=known), self._ended, None
+        without = self._without.pop(plan.step, None)
+        if without is None:
+            without = self.masks.missing(plan)
         for save in plan.saves:
             assert self._states is not None, "the model has no states to save"
             self._states.save(save)
@@ -121,7 +128,10 @@ class ScriptedExecutor:
                 self._states.run(rows, self._path(rows))
         for rows in plan.rows:
             self._check_prefix(rows)
-        outcomes = [self._outcome(self._prune(rows), rows.num_drafts) for rows in plan.rows]
+        outcomes = [
+            SequenceOutcome() if rows.slot in without else self._outcome(self._prune(rows), rows.num_drafts)
+            for rows in plan.rows
+        ]
         return replace(step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows), drafts=drafts)
 
     def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
@@ -144,19 +154,31 @@ class ScriptedExecutor:
         assert len(self.launched) < 2, "three steps in flight"
         assert self.drafts_ahead or not plan.num_drafts, "only plain steps are launched"
         self._brings = {rows.slot: rows.num_drafts + 1 for rows in plan.rows if rows.samples}
+        self._known_before = {
+            rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts for rows in plan.rows if rows.samples
+        }
         busy = {rows.slot for each in self.launched for rows in each.rows}
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
         assert plan.is_async == bool(self.launched), "a plan knows whether a step is in flight"
-        assert all(start.sampling.needs_only_logits for start in plan.started), "a newcomer needs more than logits"
+        scored = [start for start in plan.started if start.sampling.prompt_logprobs is not None]
+        assert not scored, "the prompt of a newcomer is scored"
+        if not self.launched:
+            self._without[plan.step] = self.masks.missing(plan)
+        else:
+            again = {rows.slot for rows in plan.rows if rows.samples and rows.token_ids != (PLACEHOLDER,)}
+            again -= {start.slot for start in plan.started}
+            assert again.isdisjoint(self.masks.late), "a row whose mask is not there is computed again"
         self.launched.append(plan)
-        return LaunchedStep(plan=plan, began_s=0.0)
+        return _Launched(plan=plan, began_s=0.0, masks=self.masks, without=self._without)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         assert self.launched.pop(0) is launched.plan, "collected out of order"
         result = self.run(launched.plan)
         if self._ahead is not None and not self._is_ahead:
             self._take_blocks_ahead()
+        for plan in self.launched:
+            self._without[plan.step] = self.masks.missing(plan)
         return result
 
     @property
@@ -191,8 +213,12 @@ class ScriptedExecutor:
         for wish in () if plan is None else plan.requests:
             line = self._lines[wish.slot]
             line.blocks += wish.new_blocks
-            known = len(line.histories) - 1 - self._brings[wish.slot]
-            self._check_own(set(line.blocks[max(known, 0) // self.block_size + 1 :]), self._brings)
+            most, sampling = self._brings[wish.slot], line.start.sampling
+            known = self._known_before[wish.slot]
+            if sampling.max_tokens is not None:  # no row is behind the last token but one
+                end = min(known + most + wish.max_tokens, line.start.prompt_len + sampling.max_tokens)
+                assert len(line.blocks) * self.block_size >= end, f"no room for {end} tokens in {line.blocks}"
+            self._check_own(set(line.blocks[known // self.block_size :]), self._brings)
         return plan
 
     def _draft_within(self, wish: DraftRequest) -> list[int]:
@@ -267,6 +293,9 @@ class ScriptedExecutor:
         for rows in plan.rows:
             line = self._lines[rows.slot]
             assert rows.token_ids, "a sequence in the plan has rows"
+            if (max_tokens := line.start.sampling.max_tokens) is not None:
+                last = max(line.start.prompt_len + max_tokens - 1, line.start.prompt_len)
+                assert rows.start + len(rows.token_ids) <= last, "a row is behind the last token that is asked for"
             path = self._path(rows)
             for position, token_id in enumerate(rows.token_ids, rows.start):
                 place = self._place(line, position)
@@ -353,6 +382,51 @@ class ScriptedExecutor:
         return line.blocks[position // self.block_size], position % self.block_size
 
 
+class ScriptedMasks:
+    """Masks of answers with a structure, which take longer than a step now and then.
+
+    slowness: by whose random numbers; None: they are always in time. late: slots whose mask is not there, and for
+    how many steps more.
+    """
+
+    def __init__(self, slowness: random.Random | None = None) -> None:
+        self.slowness = slowness
+        self.late: dict[int, int] = {}
+        self._structured: set[int] = set()
+        self._known: dict[int, int] = {}  # by slot: tokens before the mask that was asked for last
+
+    def missing(self, plan: StepPlan) -> set[int]:
+        """Return the slots that get no token in the step; all tokens before it are known."""
+        for slot in [*plan.released, *(start.slot for start in plan.started)]:
+            self._structured.discard(slot)
+            self.late.pop(slot, None)
+            self._known.pop(slot, None)
+        self._structured |= {start.slot for start in plan.started if start.sampling.structured_output is not None}
+        sampling = {
+            each.slot: each.start + len(each.token_ids) - each.num_drafts for each in plan.rows if each.samples
+        }
+        for slot, known in sampling.items():
+            if slot in self._structured and self._known.get(slot) != known and self.slowness is not None:
+                self._known[slot] = known
+                if steps := self.slowness.choice([0, 0, 1, 2, 5]):
+                    self.late[slot] = steps
+        found = self.late.keys() & sampling
+        self.late = {slot: steps - 1 for slot, steps in self.late.items() if steps > 1}
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched(LaunchedStep):
+    """without: see ScriptedExecutor."""
+
+    masks: ScriptedMasks
+    without: dict[int, set[int]]
+
+    @property
+    def late(self) -> set[int]:
+        return self.without[self.plan.step] | (self.masks.late.keys() - set(self.plan.rows.slots))
+
+
 class ScriptedStates:
     """Recurrent states by slot, as hashes of all tokens that went in; they outlive the sequences.
 
@@ -370,7 +444,8 @@ class ScriptedStates:
         """path: histories of the sequence's tokens, drafted ones included."""
         slot, start, end = rows.slot, rows.start, rows.start + len(rows.token_ids)
         seen, known = ([0], 0) if start == 0 else (self._seen[slot], self._known[slot])
-        assert known <= start < len(seen), f"slot {slot} goes on at {start}, not at {known} to {len(seen) - 1}"
+        kept = known // self._chunk * self._chunk
+        assert kept <= start < len(seen), f"slot {slot} goes on at {start}, not at {kept} to {len(seen) - 1}"
         assert seen[: start + 1] == path[: start + 1], f"slot {slot} goes on from a state of foreign tokens"
         self._seen[slot], self._known[slot] = path[: end + 1], end - rows.num_drafts
 

@@ -142,11 +142,25 @@ PHASES = (
         about="how products of mixtures are best divided",
     ),
     Phase(
+        name="few_row_mixtures",
+        run=(f"{_HERE}.decoding.few_row_mixtures", "run"),
+        share=0.03,
+        least_s=30.0,
+        about="mixtures of up to 8 rows in three launches, and padded steps",
+    ),
+    Phase(
         name="fp8",
         run=(f"{_HERE}.decoding.fp8", "run"),
         share=0.04,
         least_s=30.0,
         about="decoding in 8 bits next to 16, 8B",
+    ),
+    Phase(
+        name="heads",
+        run=(f"{_HERE}.decoding.heads", "run"),
+        share=0.04,
+        least_s=60.0,
+        about="passes of an EAGLE-3 head, 8B",
     ),
 )
 
@@ -190,7 +204,13 @@ RUNS: Mapping[str, Run] = {
     "d": Run(
         about="mixtures of experts, sinks, heads of 256, and products in 8 bits",
         budget_s=420.0,
-        seconds={"environment": 15.0, "family_checks": 150.0, "mixtures": 120.0, "fp8": 60.0},
+        seconds={
+            "environment": 15.0,
+            "family_checks": 150.0,
+            "mixtures": 120.0,
+            "few_row_mixtures": 50.0,
+            "fp8": 60.0,
+        },
     ),
     "e": Run(
         about="how products of mixtures are best divided, and the policies",

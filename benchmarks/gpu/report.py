@@ -202,6 +202,7 @@ def _verify(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
+_HEADS = ("sequences", "drafting_1_ms", "drafting_4_ms", "pass_ms", "cycle_ms")
 _FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "fp8_times_floor", "times_16_bits")
 
 
@@ -250,6 +251,16 @@ def _mixture_tiles(result: Json) -> str:
     }
     bits = [f"bits of {model}, {product}: {tiles}" for model, product, tiles in sorted(kinds)]
     return "\n\n".join(part for part in (_table(best, (*_BEST, "tiles")), *bits) if part)
+
+
+_FEW_ROWS = ("model", "rows", "valid", "way", "us", "difference", "same_bits_alone", "experts_read")
+
+
+def _few_row_mixtures(result: Json) -> str:
+    """Layers by way, then whole steps with what was predicted."""
+    steps = [each | {"ms": each["step_ms"]["median"]} for each in result.get("cells", [])]
+    columns = ("sequences", "rows_each", "graph_rows", "ms", "predicted_ms", "experts", "times_floor")
+    return "\n\n".join(filter(None, (_table(result.get("layers", []), _FEW_ROWS), _table(steps, columns))))
 
 
 def _cycle(result: Json) -> str:
@@ -337,5 +348,7 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),
     ("Products of mixtures, by tiles", "mixture_tiles", _mixture_tiles),
+    ("Mixtures of few rows", "few_row_mixtures", _few_row_mixtures),
     ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
+    ("An EAGLE-3 head", "heads", lambda result: _table(result.get("rows", []), _HEADS)),
 )

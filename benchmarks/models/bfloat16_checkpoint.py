@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.runner import command_line
 from faser.engine.checkpoints.embedded import write_settings
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource
 from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf_weights import GgufSource
 
 _BFLOAT16_BYTES = 2
 _ALIGNMENT = 8

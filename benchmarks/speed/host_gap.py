@@ -323,7 +323,11 @@ def _runner(
         backend.device_sampling_kernels(rows, spec.vocab_size), backend.graph_capture, backend.device, rows
     )
     sizes = GraphSizes.default(
-        max_rows=rows, max_sequences=slots, max_drafts=1 if drafts is None else drafts, max_blocks_each=_WIDTH
+        max_rows=rows,
+        max_sequences=slots,
+        max_drafts=1 if drafts is None else drafts,
+        max_blocks_each=_WIDTH,
+        pairs=drafts is None,
     )
     return GraphRunner(
         decoder,

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
-from faser.engine.checkpoints.families import FAMILIES, Family, find_family
+from faser.engine.checkpoints.families import FAMILIES, find_family
+from faser.engine.checkpoints.families.family import Family
 from faser.engine.checkpoints.files import (
     ModelConfig,
     gguf_file,
@@ -25,8 +26,8 @@ from faser.engine.checkpoints.files import (
     refuse_special_files,
     tensor_headers,
 )
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
 from faser.engine.checkpoints.gguf.file import READABLE
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
 from faser.engine.checkpoints.stored import StoredWeights, stored_weights
 from faser.errors import ModelError

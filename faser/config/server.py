@@ -295,6 +295,7 @@ class ServerConfig:
             "glm4",
             "granite",
             "hermes",
+            "lfm2",
             "llama3_json",
             "mistral",
             "openai",

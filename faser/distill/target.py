@@ -15,7 +15,7 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
-from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.engine.checkpoints.gguf_config import gguf_config
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.device import resolve_device

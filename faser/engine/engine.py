@@ -126,7 +126,7 @@ class Engine:
 
     def _finish(self, launched: LaunchedStep, began_s: float) -> StepDeltas:
         """Launch the step after it, if there can be one, and only then wait for this one's tokens."""
-        following = self._scheduler.plan_async()
+        following = self._scheduler.plan_async(launched.late)
         self._launched = None if following is None else self._executor.launch(following)
         result = self._executor.collect(launched)
         deltas = self._commit(launched.plan, result, None)

@@ -22,7 +22,9 @@ from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bi
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates, delta_net
+from faser.kernels.torch_short_conv import short_conv
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -96,6 +98,7 @@ class TorchBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
+        self.has_short_convs = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
@@ -311,6 +314,11 @@ class TorchBackend:
     ) -> None:
         held = step.states.layers[layer]
         delta_net(qkv, rates, shape, net, held, step, out)
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        short_conv(bcx, shape, net, step.states.layers[layer], step, out)
 
 
 def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape, StateShape, StateStep
+from faser.kernels.interface.short_conv import ConvShape
 
 NORM_EPS = 1e-6  # of the squares of a key or a query
 
@@ -18,8 +19,8 @@ NORM_EPS = 1e-6  # of the squares of a key or a query
 class LayerStates:
     """States of N slots in a layer, float32 but inputs. Rows of position p are at p modulo their number.
 
-    state: [N, Hv, Dk, Dv]. inputs: of the convolution, [N, inputs, channels]. keys: [N, rows, Hk, Dk]; values:
-    [N, rows, Hv, Dv]; rates: β and g, [N, rows, 2, Hv].
+    state: [N, Hv, Dk, Dv]. inputs: of the convolution, [N, inputs, channels], all that short ones have. keys: [N,
+    rows, Hk, Dk]; values: [N, rows, Hv, Dv]; rates: β and g, [N, rows, 2, Hv].
     """
 
     state: Tensor
@@ -40,14 +41,18 @@ class TorchStates:
         return [(each.state, each.inputs) for each in self.layers if each is not None]
 
 
-def _allocate(shape: StateShape, layer: DeltaShape, device: torch.device) -> LayerStates:
+def _allocate(shape: StateShape, layer: MixerShape, device: torch.device) -> LayerStates:
     def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros((shape.num_slots, *size), dtype=dtype, device=device)
 
+    inputs = zeros(shape.kept_inputs(layer), layer.channels, dtype=shape.dtype)
+    if isinstance(layer, ConvShape):
+        nothing = zeros(0)
+        return LayerStates(state=nothing, inputs=inputs, keys=nothing, values=nothing, rates=nothing)
     rows, k_heads, v_heads = shape.kept_rows, layer.num_k_heads, layer.num_v_heads
     return LayerStates(
         state=zeros(v_heads, layer.k_head_dim, layer.v_head_dim),
-        inputs=zeros(shape.kept_inputs(layer), layer.channels, dtype=shape.dtype),
+        inputs=inputs,
         keys=zeros(rows, k_heads, layer.k_head_dim),
         values=zeros(rows, v_heads, layer.v_head_dim),
         rates=zeros(rows, 2, v_heads),
@@ -68,13 +73,13 @@ def delta_net(
         both = torch.stack((b.sigmoid(), net.decay * functional.softplus(a + net.dt_bias)), 1)
         rooms = (held.keys[slot], held.values[slot], held.rates[slot])
         whole = [
-            torch.cat((_before(room, end, start), new))
+            torch.cat((before(room, end, start), new))
             for room, new in zip(rooms, (keys, values, both), strict=True)
         ]
         queries, whole[0] = (_for_values(each, shape) for each in (queries, whole[0]))
         mixed = _recurrence(queries, whole[0], whole[1], whole[2], held.state[slot], new_end - end)
         for room, new in zip(rooms, (keys, values, both), strict=True):
-            _keep(room, new, start)
+            keep(room, new, start)
         z = qkv[rows, shape.channels :].view(mixed.shape).float()
         normed = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + net.eps) * net.norm
         out[rows] = (normed * functional.silu(z)).flatten(1).to(out.dtype)
@@ -85,9 +90,9 @@ def _convolved(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys [R, Hk, Dk] and values [R, Hv, Dv] of the rows x, [R, channels], which are kept."""
     past = shape.kernel - 1
-    before = _before(kept, max(start - past, 0), start)
-    whole = functional.pad(torch.cat((before, x)).float(), (0, 0, past - len(before), 0))
-    _keep(kept, x, start)
+    known = before(kept, max(start - past, 0), start)
+    whole = functional.pad(torch.cat((known, x)).float(), (0, 0, past - len(known), 0))
+    keep(kept, x, start)
     windows = torch.stack([whole[i : i + len(x)] for i in range(shape.kernel)], 1)
     mixed = functional.silu((windows * net.conv).sum(1))
     sizes = [shape.k_size, shape.k_size, shape.q_size]
@@ -122,12 +127,12 @@ def _normed(heads: Tensor) -> Tensor:
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
-def _before(kept: Tensor, first: int, end: int) -> Tensor:
+def before(kept: Tensor, first: int, end: int) -> Tensor:
     """Return what is kept of the positions first … end - 1."""
     return kept[torch.arange(first, end, device=kept.device) % len(kept)]
 
 
-def _keep(kept: Tensor, new: Tensor, start: int) -> None:
+def keep(kept: Tensor, new: Tensor, start: int) -> None:
     """Keep the last of the positions from start on, as many as there is room for."""
     last = new[-len(kept) :]
     end = start + len(new)

@@ -120,6 +120,10 @@ class Metrics(EngineObserver):
             self._page, _LABELS, (model_name, engine), (speculation or SpeculationConfig()).class_names
         )
         self._audit = AuditMetrics(own)
+        self._separate_layers = own.gauge(
+            "model_layers_in_single_operations",
+            "Layers of the model that run in single operations, since the native kernels do not take them.",
+        )
         self._disk_size = own.gauge("kv_disk_bytes", "Bytes of KV on disk, of the model that is served.")
         self._disk_read = own.counter("kv_disk_read_bytes", "Bytes of KV read from disk.")
         self._disk_written = own.counter("kv_disk_written_bytes", "Bytes of KV written to disk.")
@@ -336,6 +340,9 @@ class Metrics(EngineObserver):
         self.engine(EngineStats())
         if restarts:
             self._restarts.inc()
+
+    def separate_layers(self, count: int) -> None:
+        self._separate_layers.set(count)
 
     def cache_config(self, *, block_size: int, num_gpu_blocks: int, cache_dtype: str, max_model_len: int) -> None:
         """The KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's.

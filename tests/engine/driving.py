@@ -60,6 +60,8 @@ def expected(request: Request, index: int, *, max_model_len: int) -> Ending:
         token_id = next_token(history, seed)
         history = extend(history, token_id)
         output.append(token_id)
+        if token_id == EOS and sampling.structured_output is not None:
+            return output, FinishReason.STOP, None
         if len(output) <= sampling.min_tokens:
             continue
         if token_id == EOS and not sampling.ignore_eos:
@@ -188,6 +190,7 @@ class Driver:
             clock=self.clock,
             shares_prefixes=shares_prefixes,
             snapshots=self.snapshots,
+            state_chunk=chunk or 0,
             pace=pace,
             disk=self.disk,
             speculation=control

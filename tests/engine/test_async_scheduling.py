@@ -19,7 +19,7 @@ from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.types import FinishReason, Request, SpeculationParams
+from faser.types import FinishReason, Request, SpeculationParams, StructuredOutput, StructureKind
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
 from tests.fakes import RandomPolicy, ScriptedExecutor
 
@@ -137,10 +137,10 @@ def test_a_newcomer_gets_no_slot_that_has_rows_in_flight() -> None:
     driver.check(request("b", [2], max_tokens=20), request("c", [3], max_tokens=20))
 
 
-def test_a_newcomer_that_needs_more_than_logits_is_admitted_with_nothing_in_flight() -> None:
+def test_a_newcomer_whose_prompt_is_scored_is_admitted_with_nothing_in_flight() -> None:
     driver = Driver()
     async_driver = AsyncDriver(driver)
-    asked = [request("a", [1], max_tokens=20), request("b", [2], max_tokens=3, logprobs=0)]
+    asked = [request("a", [1], max_tokens=20), request("b", [2], max_tokens=3, prompt_logprobs=0)]
     driver.add(asked[0])
     async_driver.step()
     driver.add(asked[1])
@@ -188,16 +188,46 @@ def test_only_a_shortage_of_blocks_makes_short_answers_wait() -> None:
         {"logit_bias": ((3, 1.0),)},
         {"allowed_token_ids": (1, 2)},
         {"min_tokens": 2},
+        {"structured_output": StructuredOutput(kind=StructureKind.REGEX, text="a*")},
     ],
 )
-def test_who_needs_more_than_a_token_is_not_launched(sampling: dict[str, Any]) -> None:
+def test_requests_that_edit_or_report_their_logits_make_no_step_wait(sampling: dict[str, Any]) -> None:
     driver = Driver()
     async_driver = AsyncDriver(driver)
-    driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
+    driver.add(request("b", [4], max_tokens=9))
+    async_driver.step()
+    driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling))
 
-    for _ in range(3):
+    for _ in range(5):
         async_driver.step()
-        assert not driver.executor.launched
+        assert driver.executor.launched
+    async_driver.run()
+    driver.check(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
+
+
+@pytest.mark.parametrize("num_late, num_out", [(1, 1), (2, 1), (5, 4)])
+def test_a_sequence_whose_mask_is_late_has_no_rows_until_it_is_there(num_late: int, num_out: int) -> None:
+    """Then its last known token is computed again. Others do not wait, and all steps are launched ahead."""
+    asked = [request(name, [name == "a", 2], max_tokens=20) for name in "ab"]
+    driver = Driver()
+    async_driver = AsyncDriver(driver)
+    driver.add(*asked)
+    async_driver.step()
+    slow, other = driver.executor.launched[0].rows.slots
+    driver.executor.masks.late[slow] = num_late
+    rows: list[tuple[int, ...] | None] = []
+    for _ in range(num_out + 3):
+        async_driver.step()
+        by_slot = {each.slot: each.token_ids for each in driver.executor.launched[0].rows}
+        assert by_slot[other] == (PLACEHOLDER,)
+        rows.append(by_slot.get(slow))
+
+    again, *behind = [row for row in rows if row is not None][1:]
+    assert rows[1 : num_out + 1] == [None] * num_out
+    assert again != (PLACEHOLDER,)
+    assert behind == [(PLACEHOLDER,)]
+    async_driver.run()
+    driver.check(*asked)
 
 
 def test_who_is_owed_its_prompts_scores_waits_for_them_only() -> None:
@@ -287,6 +317,9 @@ def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
     driver.check(others)
 
 
+REGEX = {"structured_output": StructuredOutput(kind=StructureKind.REGEX, text="a*")}
+
+
 def live(seed: int, *, follows: bool = False) -> tuple[Driver, list[Request]]:
     """Requests that come and go at random, in a small pool, some of them not plain, some aborted.
 
@@ -301,9 +334,11 @@ def live(seed: int, *, follows: bool = False) -> tuple[Driver, list[Request]]:
         max_model_len=32,
         prefix_caching=rng.random() < 0.7,
         speculates=speculates,
+        num_snapshots=None if follows else rng.choice([None, None, 0, 4]),
         looks=not follows,
         follows=follows,
     )
+    driver.executor.masks.slowness = rng
     async_driver = AsyncDriver(driver)
     wanted: list[Request] = []
     aborted: set[str] = set()
@@ -311,7 +346,9 @@ def live(seed: int, *, follows: bool = False) -> tuple[Driver, list[Request]]:
     rate = rng.choice([0.4, 0.9])
     for i in range(40):
         if rng.random() < rate:
-            extra: dict[str, Any] = rng.choice([{}, {}, {}, {}, {"logprobs": 0}, {"n": 2}])
+            extra: dict[str, Any] = rng.choice(
+                [{}, {}, {"prompt_logprobs": 0}, {"logprobs": 0}, {"n": 2}, REGEX, REGEX]
+            )
             stops = tuple(range(8)) if rng.random() < 0.5 else ()
             prompt = [7] * rng.randint(1, 9) + [rng.randint(0, 3)]
             asked: dict[str, Any] = {

@@ -20,7 +20,7 @@ import torch
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.kernels.interface.delta_net import StateShape
 from faser.types import EngineStats, Request
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
@@ -150,6 +150,20 @@ _QWEN3_5_MOE = _QWEN3_5 | {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
+_LFM2 = {
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "layer_types": ["conv", "full_attention"] * 4,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+_LFM2_MOE = _LFM2 | {
+    "num_dense_layers": 1,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 CASES = {
     "gemma3": Case("gemma3_text", _GEMMA3),
     "gemma4": Case("gemma4_text", _GEMMA4),
@@ -168,6 +182,13 @@ CASES = {
     "qwen3.5": Case("qwen3_5_text", _QWEN3_5, has_states=True),
     "qwen3.5-int8": Case("qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True),
     "qwen3.5-moe": Case("qwen3_5_moe_text", _QWEN3_5_MOE, has_states=True),
+    "lfm2": Case("lfm2", _LFM2, has_states=True),
+    "lfm2-moe-int8": Case(
+        "lfm2_moe",
+        _LFM2_MOE | {"head_dim": 128},
+        {"quantization": "int8", "dtype": "bfloat16"},
+        has_states=True,
+    ),
     "qwen3.5-moe-int8": Case(
         "qwen3_5_moe_text", _QWEN3_5_MOE, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True
     ),
@@ -229,12 +250,9 @@ class World:
 
     def _states(self, value_bytes: int, *, drafts: bool) -> StateShape:
         dtype = torch.bfloat16 if value_bytes == 2 else torch.float32
-        layers = [
-            None if each is None else delta_shape(each) for each in read_model_config(self.target).spec.delta_nets
-        ]
         most_drafts = CAP if drafts else 0
         return StateShape(
-            layers=tuple(layers),
+            layers=mixer_shapes(read_model_config(self.target).spec),
             num_slots=NUM_REQUESTS,
             most_drafts=most_drafts,
             dtype=dtype,
@@ -309,6 +327,9 @@ _RUNS = [
     ("qwen3.5-int8", "text"),
     ("qwen3.5-moe", "text"),
     ("qwen3.5-moe-int8", "text"),
+    ("lfm2", "off"),
+    ("lfm2", "text"),
+    ("lfm2-moe-int8", "text"),
 ]
 _LONGER_RUNS = [
     (name, drafter)

@@ -69,22 +69,24 @@ def run(engine: Engine, *asked: Request) -> tuple[dict[str, tuple[int, ...]], li
     return found, order
 
 
-def engine_of(model: Path, speculation: dict[str, Any] | None) -> Engine:
+def engine_of(model: Path, speculation: dict[str, Any] | None, *, ahead: bool = False) -> Engine:
+    """ahead: steps are launched before the one in flight has ended."""
     settings: dict[str, Any] = {
         "max_model_len": 224,
         "kv_cache_memory": 8 << 20,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
+        "async_scheduling": ahead,
     }
     return build((model, model), speculation, **settings)
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_others_go_on_while_a_grammar_takes_long(model: Path, drafts: bool) -> None:
+@pytest.mark.parametrize("drafts, ahead", [(False, False), (True, False), (False, True)])
+def test_others_go_on_while_a_grammar_takes_long(model: Path, drafts: bool, ahead: bool) -> None:
     alone, _ = run(engine_of(model, None), ambiguous())
     assert alone[SLOW] == (X,) * NUM_TOKENS
     undisturbed, _ = run(engine_of(model, None), free(NUM_FREE))
-    engine = engine_of(model, {"method": "suffix"} if drafts else None)
+    engine = engine_of(model, {"method": "suffix"} if drafts else None, ahead=ahead)
     if drafts:
         engine.use_policy("fixed", 4)
     found, order = run(engine, ambiguous(), free(NUM_FREE))

@@ -15,7 +15,7 @@ import torch
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
 from faser.types import Request, SamplingParams, SpeculationParams
@@ -40,9 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape(model: Path, num_snapshots: int, *, most_drafts: int) -> StateShape:
-    layers = tuple(
-        None if each is None else delta_shape(each) for each in read_model_config(model).spec.delta_nets
-    )
+    layers = mixer_shapes(read_model_config(model).spec)
     return StateShape(
         layers=layers,
         num_slots=SLOTS,

@@ -237,6 +237,7 @@ def test_admission_observes_what_was_asked_for() -> None:
 
 def test_cache_config_replaces_the_unknown_shape() -> None:
     source = metrics()
+    source.separate_layers(3)
     source.cache_config(block_size=16, num_gpu_blocks=1024, cache_dtype="int8", max_model_len=4090)
     shapes = [dict(labels) for (name, labels) in samples(source) if name == "vllm:cache_config_info"]
     assert shapes == [

@@ -6,6 +6,7 @@ of a copy. Made-up routers choose for each row nearly by itself: rows of a real 
 """
 
 import statistics
+from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.gpu.decoding import environment
@@ -31,7 +32,7 @@ def run(plan: Plan, desk: Desk) -> None:
         desk.append(
             "models", {"model": name, "layers": cut["num_hidden_layers"], "of": config["num_hidden_layers"]}
         )
-        with_engine(plan, _wanted(plan, cut), partial(_cells, plan, desk, name))
+        with_engine(plan, wanted_for(plan, cut, shapes(plan)), partial(_cells, plan, desk, name))
 
 
 def shapes(plan: Plan) -> list[tuple[int, int]]:
@@ -42,30 +43,31 @@ def shapes(plan: Plan) -> list[tuple[int, int]]:
     return list(dict.fromkeys((*decoding, *verifying)))
 
 
-def _wanted(plan: Plan, config: Config) -> Wanted:
-    """Steps of these shapes, and no others, have graphs."""
-    sizes = plan.sizes
-    rows = sorted({sequences * each for sequences, each in shapes(plan)})
+def wanted_for(
+    plan: Plan, config: Config, steps: Sequence[tuple[int, int]], graph_rows: Sequence[int] | None = None
+) -> Wanted:
+    """Steps of these shapes. graph_rows: of the steps that have graphs; None: of these shapes alone."""
+    rows = sorted({sequences * each for sequences, each in steps})
     return Wanted(
         target=write_shape(plan.models / str(config["model_type"]), config),
-        sequences=max(sizes.mixture_batches),
-        context=sizes.context,
+        sequences=max(sequences for sequences, _ in steps),
+        context=plan.sizes.context,
         rows=max(rows),
         sources=made_up(plan),
         # Text drafts cost nothing to have and make room for the rows of a draft.
-        speculative={"method": "ngram", "num_speculative_tokens": max(sizes.mixture_verify_rows) - 1},
+        speculative={"method": "ngram", "num_speculative_tokens": max(each for _, each in steps) - 1},
         costs=made_up_costs(),
-        graph_rows=tuple(rows),
+        graph_rows=tuple(rows if graph_rows is None else graph_rows),
     )
 
 
 def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
     for sequences, rows_each in shapes(plan):
         if desk.may_begin(f"{name}: {sequences} sequences, {rows_each} rows each"):
-            desk.append("cells", {"model": name, **_cell(plan, desk, opened, sequences, rows_each)})
+            desk.append("cells", {"model": name, **cell_of(plan, desk, opened, sequences, rows_each)})
 
 
-def _cell(plan: Plan, desk: Desk, opened: Opened, sequences: int, rows_each: int) -> Json:
+def cell_of(plan: Plan, desk: Desk, opened: Opened, sequences: int, rows_each: int) -> Json:
     sizes, info, runner = plan.sizes, opened.info, opened.runner
     batch = batch_of(
         sequences=sequences,

@@ -225,7 +225,7 @@ _ACCEPTANCE = 0.8
 
 def run_cycle(plan: Plan, desk: Desk) -> None:
     sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
-    times = _DraftTimes()
+    times = DraftTimes()
     desk.say("loading both models")
     opened = open_engine(
         plan,
@@ -286,7 +286,7 @@ def _floors(
     }
 
 
-class _DraftTimes:
+class DraftTimes:
     """Seconds that every proposal of a drafter takes."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class _DraftTimes:
 class _Timed:
     """Drafter that wraps another one and times it."""
 
-    def __init__(self, drafter: Drafter, times: _DraftTimes) -> None:
+    def __init__(self, drafter: Drafter, times: DraftTimes) -> None:
         self._drafter = drafter
         self._times = times
 

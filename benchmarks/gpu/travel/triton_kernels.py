@@ -117,13 +117,14 @@ _DELTA_NET = {
 }
 OTHERS |= dict.fromkeys(("_convolve", "_chunks", "_finish"), _DELTA_NET)
 _DRAFTING = (
-    "sampled drafted decided fed first known match_counts last numbers lengths row_positions positions slots"
+    *("sampled", "drafted", "decided", "fed", "first", "known", "match_counts"),
+    *("last", "numbers", "lengths", "row_positions", "positions", "slots"),
 )
-_PLACES = "page_starts pages seq_len last_page_len"
-OTHERS |= dict.fromkeys(
-    ("_match", "_advance"),
-    {**dict.fromkeys(_DRAFTING.split(), "*i64"), **dict.fromkeys(_PLACES.split(), "*i32"), "width": "i64"},
-)
+_PLACES = ("page_starts", "pages", "seq_len", "last_page_len")
+OTHERS |= {
+    name: {**dict.fromkeys(_DRAFTING, "*i64"), **dict.fromkeys(_PLACES, "*i32"), "width": "i64"}
+    for name in ("_match", "_advance")
+}
 SIZES |= {"BLOCK_SIZE": 16}
 
 

@@ -38,10 +38,18 @@ class PythonicParser:
             yield from expect(cursor, ",")
         cursor.mark()
         yield from cursor.skip_spaces()
-        yield from cursor.accept_cut("<|python_end|>")
+        yield from cursor.accept_cut(self.ends[0])
 
     def new_call_id(self) -> str:
         return openai_call_id()
+
+
+class Lfm2Parser(PythonicParser):
+    """The same list between marks of its own, anywhere in an answer."""
+
+    marks: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
+    openings: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = ("<|tool_call_end|>",)
 
 
 def _read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:

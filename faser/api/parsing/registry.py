@@ -11,7 +11,7 @@ from faser.api.parsing.glm4 import Glm4Parser
 from faser.api.parsing.harmony import CHANNEL, MARKS, OpenAiParser
 from faser.api.parsing.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from faser.api.parsing.marked_lists import GraniteParser, NamedMistralParser, Phi4MiniParser
-from faser.api.parsing.pythonic import PythonicParser
+from faser.api.parsing.pythonic import Lfm2Parser, PythonicParser
 from faser.api.parsing.qwen3_coder import Qwen3CoderParser
 from faser.api.parsing.tool_parser import ToolParser
 
@@ -20,6 +20,7 @@ TOOL_PARSERS: dict[str, ToolParser] = {
     "glm4": Glm4Parser(),
     "granite": GraniteParser(),
     "hermes": HermesParser(),
+    "lfm2": Lfm2Parser(),
     "llama3_json": Llama3JsonParser(),
     "mistral": MistralParser(),
     "openai": OpenAiParser(),
@@ -32,6 +33,8 @@ TOOL_PARSERS: dict[str, ToolParser] = {
 _SIGNS = (
     (CHANNEL, "openai"),
     ("<|tool_call>", "gemma4"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("List of tools: ", "lfm2"),
     ("<parameter=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
     ("<|/tool|>", "phi4_mini_json"),

@@ -12,7 +12,7 @@ Five layouts become one BlockSpec:
                   markov_rank, markov_head_type, enable_confidence_head, confidence_head_with_markov
     speculators   speculators_model_type dflash or dspark, transformer_layer_config, draft_vocab_size,
                   aux_hidden_state_layer_ids, sample_from_anchor, sliding_window_non_causal, and DSpark's fields
-    GGUF          a file of architecture dflash, of which gguf/families.py makes the fields of DFlash or DSpark
+    GGUF          a file of architecture dflash, of which families/drafters.py makes the fields of DFlash or DSpark
 
 The layouts number layers differently. `target_layer_ids` counts outputs: i is the output of layer i, which is the
 input of layer i + 1, and -1 is the embedding. `aux_hidden_state_layer_ids` and a GGUF file's `target_layers` count

@@ -1,6 +1,6 @@
 """Facts from the files of a checkpoint: sizes, dtype, end tokens, and where the weights lie.
 
-Needs no torch, so the front-end reads them as well. gguf/config.py makes a config.json of a GGUF file.
+Needs no torch, so the front-end reads them as well. gguf_config.py makes a config.json of a GGUF file.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def read_model_config(path: Path) -> ModelConfig:
 def read_config(path: Path) -> dict[str, Any]:
     """The config.json of a checkpoint directory, or what stands for it in a GGUF file. Raises ModelError."""
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.config import gguf_config
+        from faser.engine.checkpoints.gguf_config import gguf_config
 
         return gguf_config(path)
     return _read(path / "config.json")

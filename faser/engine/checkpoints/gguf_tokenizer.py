@@ -88,7 +88,7 @@ SPLITTINGS = {
         (("smollm", "refact", "starcoder"), _Splitting(patterns=(_DIGIT, _GPT2))),
         # Llama 3 and SmolLM3; Falcon 3; Pixtral
         (
-            ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"),
+            ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"),
             _Splitting(patterns=(_words("{1,3}"),), ignore_merges=True, add_bos=True),
         ),
         # Smaug; Phi-4 and Granite 4; GLM-4 as THUDM published it first

@@ -28,7 +28,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, DenseSpec
 from faser.engine.checkpoints.families.fields import Fields, windowed
 from faser.engine.checkpoints.files import gguf_file, tensor_names
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 from faser.files import parse_json

@@ -352,6 +352,7 @@ class AsyncEngine:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
         self._observer.watch_steps(lambda watched: self._supervisor.send(WatchSteps(watched)))
+        self._observer.separate_layers(info.separate_layers)
         self._observer.cache_config(
             block_size=info.block_size,
             num_gpu_blocks=info.num_blocks,

@@ -13,7 +13,7 @@ position or by slot. All of it is read only once it is made. A slot is a sequenc
 it. StepDeltas are what a committed step reports to the front-end. All are plain values without tensors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -427,7 +427,7 @@ class Executor(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
-        """Begin a plan all of whose sequences need only logits, and do not wait for it.
+        """Begin a plan that scores no prompt and, if it has drafts, needs only logits; do not wait for it.
 
         PLACEHOLDER inputs are tokens of the launch before, which need not have been collected, or draft tokens
         that were launched ahead.
@@ -465,3 +465,12 @@ class LaunchedStep:
 
     plan: StepPlan
     began_s: float
+
+    @property
+    def late(self) -> Collection[int]:
+        """Return the slots that have no row in the next step if that is planned while this one is in flight.
+
+        This step brings them no token, or the mask of their next one is still being computed. Known once the step
+        before has been collected.
+        """
+        return ()

@@ -15,7 +15,7 @@ nearer to its end. The WaitingQueue orders those that wait, and shares the engin
 import random
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -308,23 +308,24 @@ class Scheduler:
         return begun
 
     def can_schedule_async(self) -> bool:
-        """Return whether the next step can be planned now: this one has no drafts, and needs only logits."""
+        """Return whether the next step can be planned now: this one has no drafts, and scores no prompt."""
         first = self._in_flight[0]
         overlapped = self._speculation is not None and self._speculation.drafts_overlapped
-        return first.drafts is None and not overlapped and all(each.needs_only_logits for each in first.sequences)
+        return first.drafts is None and not overlapped and not any(map(_owes_scores, first.sequences))
 
-    def plan_async(self) -> StepPlan | None:
+    def plan_async(self, late: Collection[int] = ()) -> StepPlan | None:
         """Plan the step after the one in flight, which has no drafts; None: it has to wait for that one's tokens.
 
         The order is that of `plan`. A sequence that the step in flight ends, for other reasons than its length, is
-        computed in vain. Preemption waits for a step with nothing in flight, and so do sequences that need more
-        than logits.
+        computed in vain. Preemption waits for a step with nothing in flight, and so do sequences whose prompt is
+        scored. late: slots without rows, as LaunchedStep has them; they go on once their masks are there.
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
-        if not self._all_need_only_logits():
+        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
+        if (newcomer is not None and _owes_scores(newcomer)) or any(map(_owes_scores, self._running)):
             return None
         self._take_loaded()
-        decoding, prompts = self._following(self._in_flight[0])
+        decoding, prompts = self._following(self._in_flight[0], late)
         limits = self._targets.limits(self._running, len(decoding))
         step = StepBuilder(budget=self._max_num_batched_tokens, limits=limits)
         following = [*decoding, *self._within_budget(prompts, len(decoding), step)]
@@ -345,12 +346,16 @@ class Scheduler:
         self._admit_waiting(step)
         return self._launch(step, is_async=True) if step.rows else None
 
-    def _following(self, in_flight: "_StepInFlight") -> tuple[list["_FollowingRows"], list["_FollowingRows"]]:
+    def _following(
+        self, in_flight: "_StepInFlight", late: Collection[int]
+    ) -> tuple[list["_FollowingRows"], list["_FollowingRows"]]:
         """The rows that running sequences want after the step in flight: those of one row each, and prompts."""
         decoding: list[_FollowingRows] = []
         prompts: list[_FollowingRows] = []
         positions = {sequence: at for at, sequence in enumerate(in_flight.sequences)}
         for sequence in self._running:
+            if sequence.slot in late:
+                continue
             at = positions.get(sequence)
             if at is not None and in_flight.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
@@ -382,13 +387,6 @@ class Scheduler:
         if self._snapshots is not None:
             num_rows = self._snapshots.rows_to_end(sequence, sequence.num_computed + in_flight, num_rows)
         return step.limits.take_rows(sequence, num_rows)
-
-    def _all_need_only_logits(self) -> bool:
-        """Return whether no running sequence, nor the one admitted next, needs more than logits."""
-        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
-        return (newcomer is None or newcomer.needs_only_logits) and all(
-            each.needs_only_logits for each in self._running
-        )
 
     def can_draft_ahead(self) -> bool:
         """Return whether the step just planned may be launched, and the next drafts before it has ended."""
@@ -761,7 +759,7 @@ class Scheduler:
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
-        flight wait for its end, and next to one only sequences that need nothing but logits start.
+        flight wait for its end, and so do sequences whose prompt is scored.
         """
         if not self._waiting:
             return
@@ -770,7 +768,7 @@ class Scheduler:
             free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].rows.slots]
         while self._waiting and free_slots and step.budget > 0:
             sequence = step.limits.next_to_start(self._waiting, self._running, among)
-            if sequence is None or (self._in_flight and not sequence.needs_only_logits):
+            if sequence is None or (self._in_flight and _owes_scores(sequence)):
                 return
             if self._disk is not None and self._disk.begin(sequence, spare=self._soon_wanted()):
                 self._waiting.remove(sequence)
@@ -1112,3 +1110,8 @@ def _report(sequence: Sequence, token_ids: tuple[int, ...], deltas: StepDeltas) 
 
 def _priority_key(sequence: Sequence) -> PriorityKey:
     return sequence.priority_key
+
+
+def _owes_scores(sequence: Sequence) -> bool:
+    """Return whether scores of its prompt are still to be read off the forward of a step."""
+    return not sequence.needs_only_logits and sequence.scores_prompt

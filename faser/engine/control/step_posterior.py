@@ -25,9 +25,10 @@ _PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows a
 _LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
 _SHARED = 0.1  # what a step of any level is worth at each level
 
-# Seconds by which drafts delay a step, and for each of its sequences: a line through the gaps of 1, 16 and 64
-# sequences in benchmarks/results/host-gap.json (1.1, 1.4, 2.2 ms).
-_USUAL_S, _USUAL_SEQUENCE_S = 1.1e-3, 17e-6
+# Seconds by which drafts delay a step, and for each of its sequences: a line through the gaps of 1, 8 and 32
+# sequences on an H200 (2.25, 2.79, 2.57 ms): a cycle of benchmarks/results/h200/cycle.json without its passes and
+# its verification as draft.json and verify.json have them.
+_USUAL_S, _USUAL_SEQUENCE_S = 2.5e-3, 5e-6
 PLAIN, DRAFTED, KEPT = range(3)  # kinds of steps: without drafts; all drafts were cut; with draft rows
 _FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
 _FORGET_KEPT = 0.002  # with a step that keeps no row: where rows seem too dear, none would correct that

@@ -6,13 +6,22 @@
 Rows of prompts have inputs that are known. Owns the step launched last, whose tokens are inputs of the next one. A
 step with drafts has known inputs but for draft tokens that were launched ahead (drafting/ahead.py); those that
 follow it begin behind what the device finds it to accept.
+
+Where a request edits its logits by its output, as penalties and grammars do, the host needs the tokens of the step
+before. Then the forward is launched ahead alone, and the choice of tokens follows while it runs:
+
+    step         |  forward 2   collect 1   choose 2   forward 3   collect 2   choose 3
+
+A sequence whose mask is late gets no token in the step, and has no rows in later ones until the mask is there: its
+last known token is computed again then. So no row is fed by a token that was never chosen.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
@@ -22,7 +31,7 @@ from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
-from faser.engine.execution.sampling.rows import Bools, DraftLayout, StepTokens
+from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
@@ -30,9 +39,23 @@ from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
+@dataclass(slots=True)
+class _Choice:
+    """Choice of the tokens of a step. is_made: it is on its way; the rest is known from then on.
+
+    pending: the tokens; None where no row gets one. rows: what requests did to their logits; None: nothing.
+    missing: slots whose mask was not there when this choice was made, or an earlier one.
+    """
+
+    is_made: bool = False
+    pending: PendingTokens | None = None
+    rows: LogitRows | None = None
+    missing: Sequence[int] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight(LaunchedStep):
-    """sampling: the rows that get a token. pending: these tokens; None where no row gets one.
+    """sampling: the rows that get a token, and numbers: which these are. choice: of these tokens.
 
     forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
     [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
@@ -40,21 +63,32 @@ class StepInFlight(LaunchedStep):
     decided: as `matched` takes it.
     """
 
+    sampler: Sampler
     sampling: DraftLayout
-    pending: PendingTokens | None
+    numbers: Ints
     forwarded_s: float
     experts: Callable[[], int]
     known: Ints
     drafts: DraftsAhead | None
     sources: Ints
     decided: Bools | None
+    choice: _Choice = field(default_factory=_Choice)
+
+    @property
+    def late(self) -> Sequence[int]:
+        choice = self.choice
+        assert choice.is_made, "the step before has not been collected"
+        if not choice.missing:
+            return ()
+        without = () if choice.rows is None else choice.rows.without_token
+        return [slot for slot in choice.missing if slot in without or self.sampler.is_late(slot)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
-        collected.
+        collected, and one behind drafts when these were there.
     prepared_s, experts: as in StepResult.
     """
 
@@ -76,12 +110,17 @@ class AsyncSteps:
         self._runner = runner
         self._sampler = sampler
         self._last: StepInFlight | None = None
+        self._num_in_flight = 0
+        self._missing: Sequence[int] = ()  # of the choice made last
         self.collected_s = 0.0  # when the last step was collected
 
     def launch(
         self, plan: StepPlan, batch: RowBatch, began_s: float, drafts: DraftsAhead | None = None
     ) -> StepInFlight:
-        """Start the forward and the choice of tokens; waits for neither. drafts: launched ahead for the plan."""
+        """Start the forward, and the choice of tokens unless that follows tokens of a step in flight.
+
+        drafts: launched ahead for the plan.
+        """
         sources, feedback = _NONE, None
         if drafts is None:
             feedback = self._feedback(plan.rows, batch)
@@ -91,14 +130,11 @@ class AsyncSteps:
         _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
-        pending = None
-        if sampling.num_rows:
-            metadata = self._sampler.metadata(sampling.slots, sampling.positions)
-            pending = self._runner.sample(numbers, metadata)
         self._last = StepInFlight(
             plan=plan,
+            sampler=self._sampler,
             sampling=sampling,
-            pending=pending,
+            numbers=numbers,
             began_s=began_s,
             forwarded_s=forwarded_s,
             experts=experts,
@@ -107,6 +143,9 @@ class AsyncSteps:
             sources=sources,
             decided=decided_by(self._verifier, sampling) if plan.num_drafts else None,
         )
+        if not self._num_in_flight or not self._sampler.follows_output(sampling.slots.tolist()):
+            self._choose(self._last)
+        self._num_in_flight += 1
         return self._last
 
     def followed(self) -> FollowedStep:
@@ -130,16 +169,21 @@ class AsyncSteps:
     def collect(self, launched: LaunchedStep, drafts: DraftBatch | None = None) -> CollectedStep:
         """Wait for the tokens. drafts: those that were launched ahead for the step, once they are there."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
-        began_s = max(launched.began_s, self.collected_s)
-        rows, layout = launched.plan.rows, launched.sampling
+        began_s = max(launched.began_s, self.collected_s) if drafts is None else time.perf_counter()
+        rows, layout, choice = launched.plan.rows, launched.sampling, launched.choice
         tokens = StepTokens.none(len(rows))
         if drafts is not None and len(launched.sources):
             drafted = layout.drafted.copy()
             drafted[_verifying(layout)] = drafts.token_ids.T.ravel()[launched.sources]
             layout = replace(layout, drafted=drafted)
-        if launched.pending is not None:
-            found = matched(layout, launched.pending.wait().token_ids, launched.decided)
+        if choice.pending is not None:
+            token_ids = choice.pending.wait().token_ids
+            if choice.rows is None:
+                found = matched(layout, token_ids, launched.decided)
+            else:
+                found = choice.rows.given(token_ids)
             tokens = found.among(_sampling(rows), len(rows))
+        self._num_in_flight -= 1
         self.collected_s = time.perf_counter()
         return CollectedStep(
             tokens=tokens,
@@ -148,6 +192,28 @@ class AsyncSteps:
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
             experts=launched.experts(),
         )
+
+    def choose_next(self) -> None:
+        """Start the choice of the step in flight, if it has waited for the sampler to accept the tokens before."""
+        if self._num_in_flight and self._last is not None and not self._last.choice.is_made:
+            self._choose(self._last)
+
+    @torch.inference_mode()
+    def _choose(self, launched: StepInFlight) -> None:
+        sampling, choice, sampler = launched.sampling, launched.choice, self._sampler
+        choice.is_made = True
+        if sampling.num_rows:
+            metadata = sampler.metadata(sampling.slots, sampling.positions)
+            if sampler.needs_only_logits(sampling.slots.tolist()):
+                choice.pending = self._runner.sample(launched.numbers, metadata)
+            else:
+                logits = self._runner.logits(launched.numbers)
+                choice.rows = sampler.rows(logits, sampling)
+                choice.pending = self._runner.sample_from(logits, metadata)
+                choice.rows.score(choice.pending.tokens, self._runner.read_back)
+        here = launched.plan.rows.slots
+        still = [slot for slot in self._missing if slot not in here and sampler.is_late(slot)]
+        self._missing = choice.missing = still if choice.rows is None else [*still, *choice.rows.without_token]
 
     def _drafted(self, rows: StepRows, batch: RowBatch, drafts: DraftsAhead) -> tuple[Ints, TokenFeedback]:
         """Return where the draft tokens of the rows come from, [T], and that as input."""
@@ -167,10 +233,11 @@ class AsyncSteps:
         last_rows = batch.last_rows.tolist()  # a placeholder is its sequence's only row
         fed = [i for i, row in enumerate(last_rows) if rows.token_ids[row] == PLACEHOLDER]
         assert self._last is not None, "nothing was launched before"
-        assert self._last.pending is not None, "nothing was chosen before"
+        pending = self._last.choice.pending
+        assert pending is not None, "nothing was chosen before"
         source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}
         return TokenFeedback(
-            tokens=self._last.pending.tokens,
+            tokens=pending.tokens,
             rows=batch.last_rows[fed],
             sources=np.array([source_of[rows.slots[i]] for i in fed], dtype=np.int64),
         )

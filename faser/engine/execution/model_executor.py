@@ -236,6 +236,7 @@ class ModelExecutor:
             batch, drafts = self._read(launched.drafts)
         collected, plan = self._async_steps.collect(launched, batch), launched.plan
         self._commit(plan.rows.slots, collected.tokens)
+        self._async_steps.choose_next()
         return self._result(
             plan,
             collected.tokens,

@@ -136,6 +136,11 @@ class SequenceMatchers:
         """The slot is free; it need not be one of `slots`."""
         self._places.pop(slot, None)
 
+    def is_late(self, slot: int) -> bool:
+        """Return whether the mask of its next token is still being computed; any slot may be asked for."""
+        place = self._places.get(slot)
+        return place is not None and not place.task.is_done
+
     def accept(self, slot: int, *token_ids: int) -> None:
         """The sequence continues with these tokens. One that its grammar forbids leaves it without any token."""
         place = self._places[slot]

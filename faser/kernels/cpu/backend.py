@@ -22,7 +22,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.block_drafting import NativeBlockDrafting
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
-from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct
+from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct, short_conv_struct
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
@@ -35,6 +35,7 @@ from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -113,6 +114,7 @@ class NativeBackend:
         self.has_low_bit = True
         self.has_experts = True
         self.has_states = True
+        self.has_short_convs = True
         self._read_one_by_one = 0  # experts
         self._num_packed: Counter[tuple[str, int]] = Counter()  # weights, by kind of product and dtype or form
         self.prefers_low_bit = True
@@ -392,6 +394,23 @@ class NativeBackend:
             rates.data_ptr(),
             out.data_ptr(),
             DTYPES[qkv.dtype],
+        )
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        for each in (bcx, out):
+            assert each.is_contiguous()
+        assert bcx.dtype is out.dtype, (bcx.dtype, out.dtype)
+        assert bcx.shape[1] == shape.columns, (bcx.shape, shape)
+        self._library.faser_short_conv(
+            self._pools.address,
+            ctypes.addressof(short_conv_struct(shape, net)),
+            step.states.layer(layer),
+            self._state_steps.address(step),
+            bcx.data_ptr(),
+            out.data_ptr(),
+            DTYPES[bcx.dtype],
         )
 
     def allocate_kv(self, shape: KvShape) -> _NativeCache:

@@ -4,18 +4,21 @@ The same kernels as the backend's single operations, hence the same bits; native
 """
 
 import ctypes
+import logging
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from faser.kernels.cpu.delta_net import StepStructs, delta_net_struct
+from faser.kernels.cpu.delta_net import StepStructs, delta_net_struct, short_conv_struct
 from faser.kernels.cpu.library import (
     ACTIVATIONS,
     BFLOAT16,
     FLOAT32,
     AnyLinearStruct,
     BlockRowsStruct,
+    ExpertsBesideStruct,
     ExpertsStruct,
     FeedForwardStruct,
     HeadsStruct,
@@ -23,6 +26,7 @@ from faser.kernels.cpu.library import (
     LayerStruct,
     NormedLinearStruct,
     StatesOfStepStruct,
+    TokenInputsStruct,
 )
 from faser.kernels.cpu.low_bit import LowBitLinear
 from faser.kernels.interface.blocks import (
@@ -31,16 +35,20 @@ from faser.kernels.interface.blocks import (
     DecoderLayer,
     DecoderStack,
     Experts,
+    ExpertsBeside,
     FeedForward,
     LayerBuffers,
     Layers,
     MixedFeedForward,
     NormedLinear,
+    TokenInputs,
 )
-from faser.kernels.interface.delta_net import DeltaShape, StateStep
+from faser.kernels.interface.delta_net import DeltaShape, MixerShape, StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.kernels.interface.short_conv import ConvShape
 
 _Structs = ctypes.Structure | ctypes.Array[LayerStruct]
+_log = logging.getLogger("faser")
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, as the kernels number them
 
 
@@ -57,6 +65,7 @@ class NativeBlocks:
         self._normed_linear_call = library.faser_normed_linear
         self._feed_forward_call = library.faser_feed_forward
         self._layers_call = library.faser_layers
+        self._separate_of: WeakKeyDictionary[DecoderStack, frozenset[int]] = WeakKeyDictionary()
         self._structs: WeakKeyDictionary[object, _Structs] = WeakKeyDictionary()  # by what they describe
         self._buffers: BlockBuffers | None = None  # those that _rows describes
         self._rows = BlockRowsStruct()
@@ -88,7 +97,7 @@ class NativeBlocks:
         out: Tensor,
         buffers: BlockBuffers,
     ) -> None:
-        if _is_separate(block) or (following is not None and reorders(following.linear)):
+        if _why_separate_block(block) or (following is not None and reorders(following.linear)):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         assert mixed.is_contiguous()
@@ -117,12 +126,29 @@ class NativeBlocks:
         captures: bool = False,
         state_step: StateStep | None = None,
     ) -> None:
-        address = self.stack_address(stack)
-        if address is None:
-            self._separate_layers.run(
-                stack, first, last, hidden, cache, plan, buffers, captures=captures, state_step=state_step
-            )
-            return
+        address, separate = self._address(stack), self.separate(stack)
+        for begin, end in _runs(separate, first, last) if separate else ((first, last),):
+            if begin in separate:
+                self._separate_layers.run(
+                    stack, begin, end, hidden, cache, plan, buffers, captures=captures, state_step=state_step
+                )
+            else:
+                self._run(stack, address, begin, end, hidden, cache, plan, buffers, captures, state_step)
+
+    def _run(
+        self,
+        stack: DecoderStack,
+        address: int,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+        captures: bool,
+        state_step: StateStep | None,
+    ) -> None:
+        """Run layers of which none is separate. address: of the stack's FaserLayers."""
         layers = stack.layers
         following = layers[last].qkv if last < len(layers) else stack.head
         for each in (hidden, buffers.qkv, buffers.mixed):
@@ -149,9 +175,8 @@ class NativeBlocks:
 
     def _states_of(self, step: StateStep, buffers: LayerBuffers) -> int:
         """Address of the FaserStatesOfStep."""
-        assert buffers.rates is not None, "a model with delta nets has room for rates"
         self._states = StatesOfStepStruct(
-            step.states.address, self._state_steps.address(step), buffers.rates.data_ptr()
+            step.states.address, self._state_steps.address(step), _address(buffers.rates)
         )
         return ctypes.addressof(self._states)
 
@@ -189,11 +214,40 @@ class NativeBlocks:
 
     def stack_address(self, stack: DecoderStack) -> int | None:
         """Address of the FaserLayers; None where a layer needs single operations."""
+        return None if self.separate(stack) else self._address(stack)
+
+    def separate(self, stack: DecoderStack) -> frozenset[int]:
+        found = self._separate_of.get(stack)
+        if found is None:
+            whys = {number: why for number, layer in enumerate(stack.layers) if (why := _why_separate(layer))}
+            if whys:
+                _log.warning(
+                    "%d of %d layers run in single operations, which is slower than the native kernels: %s",
+                    len(whys),
+                    len(stack.layers),
+                    "; ".join(sorted(set(whys.values()))),
+                )
+            found = self._separate_of[stack] = frozenset(whys)
+        return found
+
+    def _address(self, stack: DecoderStack) -> int:
+        """Address of the FaserLayers; those of separate layers are empty."""
         structs = self._structs.get(stack)
         if structs is None:
-            layers = () if any(map(_has_separate, stack.layers)) else stack.layers
-            structs = self._structs[stack] = (LayerStruct * len(layers))(*map(_decoder_layer, layers))
-        return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
+            separate = self.separate(stack)
+            structs = self._structs[stack] = (LayerStruct * len(stack.layers))(
+                *(
+                    LayerStruct() if number in separate else _decoder_layer(number, layer)
+                    for number, layer in enumerate(stack.layers)
+                )
+            )
+        return ctypes.addressof(structs)
+
+
+def _runs(separate: frozenset[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Divide layers first … last - 1 into runs that are separate throughout, or not at all."""
+    edges = [each for each in range(first + 1, last) if (each in separate) != (each - 1 in separate)]
+    return list(pairwise((first, *edges, last))) if first < last else []
 
 
 def heads_struct(shape: AttentionShape, sinks: Tensor | None = None) -> HeadsStruct:
@@ -205,22 +259,28 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _has_separate(layer: DecoderLayer) -> bool:
-    if layer.rates is not None and reorders(layer.rates.linear):
-        return True
-    if layer.v_norm is not None or layer.kv_layer is not None:
-        return True
-    return _is_separate(layer.feed_forward) or (layer.qkv is not None and reorders(layer.qkv.linear))
+def _why_separate(layer: DecoderLayer) -> str | None:
+    """Say why no call takes the layer as a whole; None: one does."""
+    products = (layer.qkv, layer.rates)
+    if any(each is not None and reorders(each.linear) for each in products):
+        return _REORDERED
+    return _why_separate_block(layer.feed_forward)
 
 
-def _is_separate(block: FeedForward | MixedFeedForward) -> bool:
-    """Return whether no call takes the block as a whole."""
+_REORDERED = "products take their inputs in another order (act-order)"
+
+
+def _why_separate_block(block: FeedForward | MixedFeedForward) -> str | None:
+    """Say why no call takes the block as a whole; None: one does."""
+    inputs = None
     if isinstance(block, MixedFeedForward):
-        if not is_grouped(block.experts):
-            return True
-    elif not block.ends_with_network:
-        return True
-    return any(map(reorders, block.products))
+        experts: Experts | None = block.experts
+    else:
+        experts, inputs = None if block.beside is None else block.beside.experts, block.token_inputs
+    if experts is not None and not is_grouped(experts):
+        return "experts have weights of several kinds"
+    more = () if inputs is None else (inputs.gate, inputs.out)
+    return _REORDERED if any(map(reorders, (*block.products, *more))) else None
 
 
 def is_grouped(block: Experts) -> bool:
@@ -238,11 +298,15 @@ def reorders(packed: PackedLinear | None) -> bool:
     return isinstance(packed, LowBitLinear) and packed.order is not None
 
 
-def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
-    norms = (layer.q_norm, layer.k_norm, *(layer.wide_norms or (None, None)))
+def _decoder_layer(number: int, layer: DecoderLayer) -> LayerStruct:
+    norms = (layer.q_norm, layer.k_norm, layer.v_norm, *(layer.wide_norms or (None, None)))
     addresses = map(_address, (layer.angles, layer.query_angles, *norms))
     states, shape = layer.states, layer.shape
     net = None if layer.delta_net is None else delta_net_struct(_delta_shape(shape), layer.delta_net)
+    conv = None
+    if layer.short_conv is not None:
+        assert isinstance(shape, ConvShape), shape
+        conv = ctypes.addressof(short_conv_struct(shape, layer.short_conv))
     width = layer.feed_forward.attention_out.columns
     given = NormedLinearStruct(AnyLinearStruct(None, None, shape.columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
@@ -257,10 +321,13 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
         isinstance(shape, AttentionShape) and shape.gated,
         NormedLinearStruct() if layer.rates is None else normed_linear(layer.rates),
         None if net is None else ctypes.addressof(net),
+        conv,
+        number if layer.kv_layer is None else layer.kv_layer,
+        None if layer.lent is None else layer.lent.address,
     )
 
 
-def _delta_shape(shape: AttentionShape | DeltaShape) -> DeltaShape:
+def _delta_shape(shape: AttentionShape | MixerShape) -> DeltaShape:
     assert isinstance(shape, DeltaShape), shape
     return shape
 
@@ -285,10 +352,15 @@ def experts_struct(block: Experts) -> ExpertsStruct:
         ACTIVATIONS[block.activation],
         _address(block.scales),
         None if shared is None else ctypes.addressof(shared),
+        block.sigmoid,
+        _address(block.choice_bias),
     )
     struct.kept = (gate_up, down, shared)
     _EXPERTS[block] = struct
     return struct
+
+
+_PARTS: WeakKeyDictionary[FeedForward, tuple[ctypes.Structure | None, ...]] = WeakKeyDictionary()
 
 
 def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
@@ -296,7 +368,10 @@ def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
         out, experts = any_linear(block.attention_out), experts_struct(block.experts)
         before = NormedLinearStruct(AnyLinearStruct(None, None, 0, out.columns), _address(block.norm), block.eps)
         network = (before, AnyLinearStruct(None, None, out.columns, 0), 0, None, None)
-        return FeedForwardStruct(out, *network, ctypes.addressof(experts))
+        return FeedForwardStruct(out, *network, ctypes.addressof(experts), None, None, 1.0)
+    beside = None if block.beside is None else _beside(block.beside)
+    inputs = None if block.token_inputs is None else _token_inputs(block.token_inputs)
+    _PARTS[block] = (beside, inputs)
     return FeedForwardStruct(
         any_linear(block.attention_out),
         normed_linear(block.gate_up),
@@ -305,6 +380,26 @@ def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
         _address(block.norm_after_attention),
         _address(block.norm_after),
         None,
+        None if beside is None else ctypes.addressof(beside),
+        None if inputs is None else ctypes.addressof(inputs),
+        block.scale,
+    )
+
+
+def _beside(beside: ExpertsBeside) -> ExpertsBesideStruct:
+    norms = (beside.norm, beside.router_norm, beside.norm_after, beside.norm_after_network)
+    return ExpertsBesideStruct(ctypes.addressof(experts_struct(beside.experts)), *map(_address, norms))
+
+
+def _token_inputs(given: TokenInputs) -> TokenInputsStruct:
+    assert given.room.stride(1) == 1, given.room.stride()
+    assert given.room.shape[1] == 2 * given.gate.columns, (given.room.shape, given.gate.columns)
+    return TokenInputsStruct(
+        any_linear(given.gate),
+        any_linear(given.out),
+        given.norm.data_ptr(),
+        given.room.data_ptr(),
+        given.room.stride(0),
     )
 
 

@@ -1,6 +1,7 @@
-"""Delta nets on the native backend: the memory of the states, and what native/delta_net.cpp takes."""
+"""Delta nets and short convolutions on the native backend: memory of the states, and what kernels take."""
 
 import ctypes
+import math
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.library import DeltaNetStruct, StatesStruct, StateStepStruct
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
+from faser.kernels.cpu.library import DeltaNetStruct, ShortConvStruct, StatesStruct, StateStepStruct
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape, StateShape, StateStep
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 _MULTIPLE = 16  # the kernels handle channels of a head in groups of this size
 _ALIGNED = 64
@@ -48,8 +50,12 @@ class NativeStates:
         return self.address + number * ctypes.sizeof(StatesStruct)
 
 
-def _check(layer: DeltaShape) -> None:
-    for name, value in (("linear_key_head_dim", layer.k_head_dim), ("linear_value_head_dim", layer.v_head_dim)):
+def _check(layer: MixerShape) -> None:
+    if isinstance(layer, ConvShape):
+        sizes = {"hidden_size": layer.channels}
+    else:
+        sizes = {"linear_key_head_dim": layer.k_head_dim, "linear_value_head_dim": layer.v_head_dim}
+    for name, value in sizes.items():
         if value % _MULTIPLE:
             raise ConfigError(
                 f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}; "
@@ -57,14 +63,19 @@ def _check(layer: DeltaShape) -> None:
             )
 
 
-def _parts(shape: StateShape, layer: DeltaShape, allocate: Callable[[int], Tensor]) -> dict[str, Tensor]:
-    slots, rows, heads = shape.num_slots, shape.kept_rows, layer.num_v_heads
+def _parts(shape: StateShape, layer: MixerShape, allocate: Callable[[int], Tensor]) -> dict[str, Tensor]:
+    slots, rows = shape.num_slots, shape.kept_rows
+    inputs = (slots, shape.kept_inputs(layer), layer.channels)
+    if isinstance(layer, ConvShape):
+        memory = allocate(math.prod(inputs) * shape.dtype.itemsize)
+        return {"state": torch.zeros(slots, 0), "inputs": memory.view(shape.dtype).view(inputs)}
+    heads = layer.num_v_heads
     sizes = (
         (slots, heads, layer.k_head_dim, layer.v_head_dim),
         (slots, layer.num_k_heads, rows, layer.k_head_dim),
         (slots, heads, rows, layer.v_head_dim),
         (slots, heads, rows),
-        (slots, shape.kept_inputs(layer), layer.channels),
+        inputs,
     )
     dtypes = (*(torch.float32,) * 4, shape.dtype)
     counts = [torch.Size(size).numel() * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
@@ -96,6 +107,20 @@ def delta_net_struct(shape: DeltaShape, net: DeltaNet) -> DeltaNetStruct:
             net.eps,
             shape.tiled,
         )
+    return found
+
+
+_CONVS: WeakKeyDictionary[ShortConv, ShortConvStruct] = WeakKeyDictionary()  # as long as the weights live
+
+
+def short_conv_struct(shape: ConvShape, net: ShortConv) -> ShortConvStruct:
+    """Points to the weights."""
+    found = _CONVS.get(net)
+    if found is None:
+        assert net.conv.dtype is torch.float32, net.conv.dtype
+        assert net.conv.is_contiguous()
+        assert net.conv.shape == (shape.kernel, shape.channels), net.conv.shape
+        found = _CONVS[net] = ShortConvStruct(shape.channels, shape.kernel, net.conv.data_ptr())
     return found
 
 

@@ -65,7 +65,7 @@ class NormedLinearStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """FaserExperts. gate_up, down, scales, shared: addresses of arrays."""
+    """FaserExperts. gate_up, down, scales, shared, choice_bias: addresses of arrays."""
 
     _fields_ = (
         ("router", AnyLinearStruct),
@@ -77,11 +77,33 @@ class ExpertsStruct(ctypes.Structure):
         ("activation", c_int32),
         ("scales", c_void_p),
         ("shared", c_void_p),
+        ("sigmoid", c_int32),
+        ("choice_bias", c_void_p),
+    )
+
+
+class ExpertsBesideStruct(ctypes.Structure):
+    """FaserExpertsBeside: addresses."""
+
+    _fields_ = tuple(
+        (name, c_void_p) for name in ("experts", "norm", "router_norm", "norm_after", "norm_after_network")
+    )
+
+
+class TokenInputsStruct(ctypes.Structure):
+    """FaserTokenInputs. norm, room: addresses."""
+
+    _fields_ = (
+        ("gate", AnyLinearStruct),
+        ("out", AnyLinearStruct),
+        ("norm", c_void_p),
+        ("room", c_void_p),
+        ("stride", c_int64),
     )
 
 
 class FeedForwardStruct(ctypes.Structure):
-    """FaserFeedForward. Norms, experts: addresses."""
+    """FaserFeedForward. Norms, experts, beside, token_inputs: addresses."""
 
     _fields_ = (
         ("attention_out", AnyLinearStruct),
@@ -91,6 +113,9 @@ class FeedForwardStruct(ctypes.Structure):
         ("norm_after_attention", c_void_p),
         ("norm_after", c_void_p),
         ("experts", c_void_p),
+        ("beside", c_void_p),
+        ("token_inputs", c_void_p),
+        ("scale", c_float),
     )
 
 
@@ -139,6 +164,12 @@ class DeltaNetStruct(ctypes.Structure):
     )
 
 
+class ShortConvStruct(ctypes.Structure):
+    """FaserShortConv. conv: address."""
+
+    _fields_ = (("channels", c_int64), ("kernel", c_int64), ("conv", c_void_p))
+
+
 class StatesStruct(ctypes.Structure):
     """FaserStates, of one layer. Addresses, then how many rows and inputs a sequence keeps."""
 
@@ -164,7 +195,7 @@ class StatesOfStepStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. Angles, norms, states, delta_net: addresses."""
+    """FaserLayer. Angles, norms, states, delta_net, short_conv, lent: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
@@ -172,7 +203,7 @@ class LayerStruct(ctypes.Structure):
         ("heads", HeadsStruct),
         *(
             (name, c_void_p)
-            for name in ("angles", "query_angles", "q_norm", "k_norm", "wide_q_norm", "wide_k_norm")
+            for name in ("angles", "query_angles", "q_norm", "k_norm", "v_norm", "wide_q_norm", "wide_k_norm")
         ),
         ("eps", c_float),
         ("states", c_void_p),
@@ -180,6 +211,9 @@ class LayerStruct(ctypes.Structure):
         ("gated", c_int32),
         ("rates", NormedLinearStruct),
         ("delta_net", c_void_p),
+        ("short_conv", c_void_p),
+        ("kv_layer", c_int64),
+        ("lent", c_void_p),
     )
 
 
@@ -366,6 +400,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I, _P), None),
     "faser_delta_net": ((_P, _P, _P, _P, _P, _P, _P, _I), None),
+    "faser_short_conv": ((_P, _P, _P, _P, _P, _P, _I), None),
     "faser_head_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_block_draft": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_rope_append": ((_P, _P, _P, _L, _P, _L, _P, _P, _P, _P, _P, _F, _I), None),

@@ -54,6 +54,11 @@ class Choices:
         self._clock, self._path, self._about = clock, path, dict(about or {})
         self._chosen: dict[str, str] = self._read()
 
+    @property
+    def can_measure(self) -> bool:
+        """Return whether anything but references may be chosen."""
+        return self._clock is not None
+
     def fastest(self, key: str, ways: Mapping[str, Way], *, tolerance: float) -> str:
         """Return the name of the fastest way, the first of which is the reference.
 
@@ -132,8 +137,7 @@ class GraphClock:
 
     def __init__(self, device: torch.device, *, runs: int = 8) -> None:
         self._device, self._runs = device, runs
-        cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flush = torch.empty(2 * max(cache_bytes, 1 << 26), dtype=torch.uint8, device=device)
+        self._flush_bytes = 2 * max(torch.cuda.get_device_properties(device).L2_cache_size, 1 << 26)
 
     def seconds(self, work: Way) -> float:
         work()  # loads kernels, which cannot be captured
@@ -142,10 +146,13 @@ class GraphClock:
 
     def _replayed(self, work: Way | None) -> float:
         torch.cuda.synchronize(self._device)
+        flushed = torch.empty(
+            self._flush_bytes, dtype=torch.uint8, device=self._device
+        )  # freed: KV needs the room
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(self._runs):
-                self._flush.zero_()
+                flushed.zero_()
                 if work is not None:
                     work()
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -157,12 +164,21 @@ class GraphClock:
         return float(began.elapsed_time(ended)) / 1000
 
 
+def driver_version(file: Path = Path("/sys/module/nvidia/version")) -> str:
+    """The driver's version, as Linux tells it; empty where it does not."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 def device_choices(device: torch.device, path: Path) -> Choices:
     """Choices timed on a CUDA device and kept in path, for its name, the libraries and these kernels."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
     digest = blake2b(b"".join(each.read_bytes() for each in sources), digest_size=8).hexdigest()
     about = {
         "device": torch.cuda.get_device_name(device),
+        "driver": driver_version(),
         "kernels": digest,
         **{name: version(name) for name in ("torch", "triton", "flashinfer-python")},
     }

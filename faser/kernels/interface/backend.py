@@ -6,7 +6,7 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,6 +47,7 @@ from faser.kernels.interface.shapes import (
     Processors,
     RowLayout,
 )
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 
 class Backend(Protocol):
@@ -109,6 +110,11 @@ class Backend(Protocol):
     @property
     def has_states(self) -> bool:
         """Return whether delta nets are supported."""
+        ...
+
+    @property
+    def has_short_convs(self) -> bool:
+        """Return whether short convolutions are supported, and mixtures that weigh experts by sigmoids."""
         ...
 
     @property
@@ -302,10 +308,10 @@ class Backend(Protocol):
         """hidden[r] += the sum of w * down(gate(gate_up(x[r]))) over the chosen experts of row r.
 
         Weights w are the router's softmax, in float32, over all experts, or over the chosen ones alone where they
-        are renormalised, times the scales. routed_by: [R, H], what the router sees; None: x. Of equal logits the
-        lower expert is chosen. The sum is in float32, in the order of the weights, the shared expert last, and is
-        rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no experts, and what hidden becomes
-        there is arbitrary. Raises ConfigError where has_experts is False.
+        are renormalised, times the scales; or sigmoids, see Experts. routed_by: [R, H], what the router sees;
+        None: x. Of equal logits the lower expert is chosen. The sum is in float32, in the order of the weights,
+        the shared expert last, and is rounded once. x, hidden: [R, H]. slots: see row_slots; padding reads no
+        experts, and what hidden becomes there is arbitrary. Raises ConfigError where has_experts is False.
         """
         ...
 
@@ -331,6 +337,16 @@ class Backend(Protocol):
 
         qkv: [R, shape.columns]. rates: [R, 2 Hv] float32, b then a. layer: number in the states. out: [R, Hv Dv].
         A chunk that the step's rows complete, but for those that may be refused, enters the state.
+        """
+        ...
+
+    def short_conv(
+        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
+    ) -> None:
+        """Write the short convolution of every row to out, by interface/short_conv.py; the step's rows are kept.
+
+        bcx: [R, shape.columns]. layer: number in the states. out: [R, H]. Raises ConfigError where has_short_convs
+        is False.
         """
         ...
 
@@ -372,11 +388,10 @@ class SeparateBlocks:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps, size = block.gate_up.eps, block.size or buffers.inner.shape[1]
-        gate_up, inner = columns_of(buffers.gate_up, 2 * size), columns_of(buffers.inner, size)
+        eps = block.gate_up.eps
+        inner = columns_of(buffers.inner, block.size or buffers.inner.shape[1])
         self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
-        self.normed_linear(hidden, block.gate_up, gate_up, buffers)
-        self._backend.gate(gate_up, inner, block.activation)
+        self._normed_gate(hidden, block.gate_up, block.activation, inner, buffers)
         if block.beside is None:
             self._add(inner, block.down, eps, block.norm_after, hidden, buffers)
         else:
@@ -385,6 +400,13 @@ class SeparateBlocks:
             self._add_token_inputs(hidden, block, block.token_inputs, buffers)
         if block.scale != 1.0:
             hidden.mul_(block.scale)
+
+    def _normed_gate(
+        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+    ) -> None:
+        """inner = activation(gate) * up, of the product of the normalised rows."""
+        gate_up = columns_of(buffers.gate_up, 2 * inner.shape[1])
+        self._backend.gate(self.normed_linear(hidden, product, gate_up, buffers), inner, activation)
 
     def _add_with_experts(
         self, inner: Tensor, hidden: Tensor, block: FeedForward, beside: ExpertsBeside, buffers: BlockBuffers
@@ -407,7 +429,7 @@ class SeparateBlocks:
         room = given.room[: hidden.shape[0]]
         size = room.shape[1] // 2
         self._backend.linear(hidden, given.gate, room[:, :size])
-        inner = self._backend.gate(room, hidden.new_empty((hidden.shape[0], size)), block.activation)
+        inner = self._backend.gate(room, room[:, :size], block.activation)
         self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
     def _add(
@@ -463,6 +485,11 @@ class SeparateLayers:
         self._backend = backend
         self._blocks = blocks
 
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return none: the backend has no call for whole layers, or those of ranks are in parts."""
+        del stack
+        return ()
+
     def run(
         self,
         stack: DecoderStack,
@@ -488,6 +515,10 @@ class SeparateLayers:
             qkv = columns_of(buffers.qkv, layer.shape.columns)
             if isinstance(layer.shape, DeltaShape):
                 self._delta_net(layer, layer.shape, number, hidden, qkv, mixed, buffers, state_step)
+            elif isinstance(layer.shape, ConvShape):
+                assert layer.short_conv is not None, "a short convolution has weights"
+                assert state_step is not None, "a model with short convolutions has states"
+                self._backend.short_conv(qkv, layer.shape, layer.short_conv, number, state_step, mixed)
             else:
                 self._attend(layer, layer.shape, number, qkv, cache, plan, mixed)
             following, out = None, buffers.qkv
@@ -511,6 +542,21 @@ class SeparateLayers:
             q_norm, k_norm = layer.wide_norms
             for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
                 backend.rms_norm(part, norm, layer.eps, part)
+        self._append_and_attend(layer, shape, number, qkv, cache, plan, mixed)
+        if shape.gated:
+            backend.sigmoid_gate(mixed, gates)
+
+    def _append_and_attend(
+        self,
+        layer: DecoderLayer,
+        shape: AttentionShape,
+        number: int,
+        qkv: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        mixed: Tensor,
+    ) -> None:
+        backend = self._backend
         queries = backend.rope_append(
             qkv,
             layer.angles,
@@ -527,8 +573,6 @@ class SeparateLayers:
         source = number if layer.kv_layer is None else layer.kv_layer
         read = cache if layer.lent is None else layer.lent
         backend.attend(queries, read, source, shape, plan, mixed, sinks=layer.sinks)
-        if shape.gated:
-            backend.sigmoid_gate(mixed, gates)
 
     def _delta_net(
         self,

@@ -7,6 +7,7 @@ A unit ends with the product before the next attention, so that the end of one p
 one can be a single launch, across layers too. HeadDrafting makes all drafts of a head in one call.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet, MixerShape, StateStep
 from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.kernels.interface.short_conv import ShortConv
 
 
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.
@@ -35,8 +37,9 @@ class Experts:
 
     router: [E, H], its logits in float32. gate_up, down: of each expert. renormalise: the weights of the chosen
     ones are divided by their sum. activation: see Backend.gate. scales: [E] float32, what the weight of each
-    expert is multiplied by in the end; None: nothing. shared: gate_up and down of one that every row passes; then
-    the router is [E + 1, H], and σ of its last logit weighs what that one gives.
+    expert is multiplied by in the end; None: nothing. sigmoid: weights are σ of each logit in place of a softmax;
+    choice_bias: [E] float32, then added for the choice alone. shared: gate_up and down of one that every row
+    passes; then the router is [E + 1, H], and σ of its last logit weighs what that one gives.
     """
 
     router: PackedLinear
@@ -46,6 +49,8 @@ class Experts:
     renormalise: bool
     activation: str = "silu"
     scales: Tensor | None = None
+    sigmoid: bool = False
+    choice_bias: Tensor | None = None
     shared: tuple[PackedLinear, PackedLinear] | None = None
 
     @property
@@ -157,7 +162,7 @@ class DecoderLayer:
     """A layer. angles, query_angles, norms of heads, eps: see Backend.rope_append; sinks: see Backend.attend.
 
     shape: of its attention, or of the delta net that it has instead: then with its rates, the product of b and a,
-    [2 Hv], and its other weights.
+    [2 Hv], and its other weights; or of a short convolution, with its weights.
     qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
@@ -166,7 +171,7 @@ class DecoderLayer:
     """
 
     qkv: NormedLinear | None
-    shape: AttentionShape | DeltaShape
+    shape: AttentionShape | MixerShape
     angles: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -178,6 +183,7 @@ class DecoderLayer:
     states: Tensor | None = None
     rates: NormedLinear | None = None
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     v_norm: Tensor | None = None
     kv_layer: int | None = None
     lent: KvCache | None = None
@@ -257,6 +263,10 @@ class Mixtures(Protocol):
 
 class Layers(Protocol):
     """Whole layers. Their results are those of Blocks and of the backend's attention."""
+
+    def separate(self, stack: DecoderStack) -> Collection[int]:
+        """Return the layers that run in single operations on a backend that has one call for whole layers."""
+        ...
 
     def run(
         self,

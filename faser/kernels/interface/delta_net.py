@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.shapes import RowLayout
+from faser.kernels.interface.short_conv import ConvShape
 
 CHUNK = 16  # tokens
 NUMBERS = 6  # of each sequence, in StateStep.numbers
@@ -85,6 +86,19 @@ class DeltaShape:
         """Return the columns of a row: queries, keys, values, z."""
         return self.channels + self.q_size
 
+    @property
+    def state_values(self) -> int:
+        """Return how many float32 values the state of a sequence has."""
+        return self.num_v_heads * self.k_head_dim * self.v_head_dim
+
+    @property
+    def row_values(self) -> int:
+        """Return how many float32 values are kept of a row, besides the convolution's inputs."""
+        return self.k_size + self.q_size + 2 * self.num_v_heads
+
+
+MixerShape = DeltaShape | ConvShape  # of a layer that has a state in place of keys and values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DeltaNet:
@@ -109,18 +123,23 @@ class StateShape:
     of convolutions are kept; all else is float32.
     """
 
-    layers: tuple[DeltaShape | None, ...]
+    layers: tuple[MixerShape | None, ...]
     num_slots: int
     most_drafts: int
     dtype: torch.dtype
     num_snapshots: int = 0
 
     @property
+    def shapes(self) -> list[MixerShape]:
+        """Return those of the layers that have a state."""
+        return [each for each in self.layers if each is not None]
+
+    @property
     def kept_rows(self) -> int:
         """Rows that a sequence keeps: those of a chunk that is not whole, and drafts."""
         return CHUNK + self.most_drafts
 
-    def kept_inputs(self, layer: DeltaShape) -> int:
+    def kept_inputs(self, layer: MixerShape) -> int:
         """Inputs of convolutions that a sequence keeps; the refused ones are among them.
 
         A snapshot is taken up to CHUNK - 1 known rows after the end of its chunk, and needs the inputs before it.
@@ -131,18 +150,16 @@ class StateShape:
     def slot_bytes(self) -> int:
         """Return the bytes of one sequence."""
         total = 0
-        for each in filter(None, self.layers):
-            states = each.num_v_heads * each.k_head_dim * each.v_head_dim
-            rows = self.kept_rows * (each.k_size + each.q_size + 2 * each.num_v_heads)
-            total += 4 * (states + rows) + self.kept_inputs(each) * each.channels * self.dtype.itemsize
+        for each in self.shapes:
+            total += 4 * (each.state_values + self.kept_rows * each.row_values)
+            total += self.kept_inputs(each) * each.channels * self.dtype.itemsize
         return total
 
     @property
     def snapshot_bytes(self) -> int:
         """Return the bytes of one snapshot."""
-        layers = [each for each in self.layers if each is not None]
-        states = sum(each.num_v_heads * each.k_head_dim * each.v_head_dim for each in layers)
-        inputs = sum((each.kernel - 1) * each.channels for each in layers)
+        states = sum(each.state_values for each in self.shapes)
+        inputs = sum((each.kernel - 1) * each.channels for each in self.shapes)
         return 4 * states + inputs * self.dtype.itemsize
 
     @property

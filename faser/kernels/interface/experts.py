@@ -11,6 +11,8 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.shapes import PackedLinear
 
+SIGMOID_EPS = 1e-6  # added to the sum of weights that are sigmoids, by which they are divided
+
 
 def experts_one_by_one(
     backend: Backend,
@@ -49,9 +51,10 @@ def experts_one_by_one(
 
 def routed(logits: Tensor, block: Experts) -> tuple[Tensor, Tensor]:
     """Choose the experts [R, k] of each row, int64, and their weights, float32. logits: [R, E] float32."""
-    probs, chosen = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
-    weights = probs[:, : block.top_k]
+    weights = logits.sigmoid() if block.sigmoid else logits.softmax(-1)
+    liked = weights if block.choice_bias is None else weights + block.choice_bias
+    chosen = torch.sort(liked, dim=-1, descending=True, stable=True).indices[:, : block.top_k]
+    weights = weights.gather(-1, chosen)
     if block.renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
-    chosen = chosen[:, : block.top_k]
+        weights = weights / (weights.sum(-1, keepdim=True) + (SIGMOID_EPS if block.sigmoid else 0.0))
     return chosen, weights if block.scales is None else weights * block.scales[chosen]

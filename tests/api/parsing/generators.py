@@ -128,6 +128,11 @@ def pythonic(calls: Sequence[Call], leads: bool) -> str:
     return f"[{written}]" if leads else f"<|python_start|>[{written}]<|python_end|>"
 
 
+def lfm2(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return f"<|tool_call_start|>{pythonic(calls, leads=True)}<|tool_call_end|>"
+
+
 def qwen3_coder(calls: Sequence[Call], leads: bool) -> str:
     del leads
     functions = (
@@ -189,6 +194,9 @@ FORMATS: dict[str, Format] = {
         write=openai, tags=("<|call|", '"}<|'), prose=("a <| b",), in_open_reasoning=False, harmony=True
     ),
     "pythonic": Format(write=pythonic, tags=("<|python_end|>", "')]", '"])'), prose=("[1, 2]", "[f]")),
+    "lfm2": Format(
+        write=lfm2, tags=("<|tool_call_end|>", "')]", '"])'), prose=("[1, 2]", "<|tool_call_start|>[f]")
+    ),
     "qwen3_coder": Format(
         write=qwen3_coder,
         tags=("x</parameter>y", "\n</parameter>\n", "</function>", "</tool_call>", "<tool_call>", "<function=g>"),

@@ -96,6 +96,12 @@ PYTHONIC: dict[str, Sample] = {
     ),
     "text after": ("[now()]\n That's it 🙂", "That's it 🙂", [("now", {})]),
 }
+LFM2: dict[str, Sample] = {
+    "one": ('<|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>', "", OSLO),
+    "two": ("I look. <|tool_call_start|>[weather(city='Oslo', days=2), now()]<|tool_call_end|>", "I look.", BOTH),
+    "text after": ("<|tool_call_start|>[now()]<|tool_call_end|>That's it", "That's it", [("now", {})]),
+    "cut off": ("<|tool_call_start|>[weather(city='Oslo')]<|tool_ca", "", OSLO),
+}
 QWEN3_CODER: dict[str, Sample] = {
     "one": (
         "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
@@ -232,6 +238,7 @@ SAMPLES = {
     "mistral": MISTRAL,
     "openai": OPENAI,
     "pythonic": PYTHONIC,
+    "lfm2": LFM2,
     "qwen3_coder": QWEN3_CODER,
 }
 # Texts that are no calls, in any format: all of each is content.
@@ -307,6 +314,11 @@ NO_CALLS = {
         "a [now()]",
         "[unknown()]",
     ),
+    "lfm2": (
+        "[now()]",
+        "<|tool_call_start|>[weather(1)]",
+        "<|tool_call_start|>[unknown()]<|tool_call_end|>",
+    ),
     "qwen3_coder": (
         "<tool_call>text</tool_call>",
         "<function=unknown></function>",
@@ -360,5 +372,6 @@ MALFORMED = {
         ('functools[{"name": "weather", "arguments": {"city": "Oslo"}<|/tool_call|>', "", '{"city": "Oslo"}'),
     ),
     "pythonic": (("<|python_start|>[weather(a=1, b=(1])]<|python_end|> Yes", "Yes", '{"a": 1])]'),),
+    "lfm2": (("<|tool_call_start|>[weather(a=1, b=(1])]<|tool_call_end|> Yes", "Yes", '{"a": 1])]'),),
     "qwen3_coder": (("<function=weather><parameter=city>Oslo</function>", "", '{"city": "Oslo</function>'),),
 }

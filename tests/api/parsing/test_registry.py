@@ -36,6 +36,7 @@ def test_every_family_names_its_formats_of_calls_and_every_format_has_a_family()
         ("{% if tools %}[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
         ("{% if tools %}{{ tools }}{% endif %}<|start|>assistant<|channel|>final<|message|>", "openai"),
         ('{% if tools %}{"name": "x", "parameters": {}}{{ \'"parameters": \' }}', "llama3_json"),
+        ("{% if tools %}List of tools: <|tool_list_start|>{{ tools }}<|tool_list_end|>", "lfm2"),
         ("{% if tools %}[func_name1(params_name1=params_value1)]", "pythonic"),
         ("{% if tools %}{{ tools }}<|tool_call>call:{{ name }}{<tool_call|><|channel>thought", "gemma4"),
         ("{% if tools %}<|system|>\n{{ tools }}{{ meta }}<|observation|>", "glm4"),

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType
 from safetensors import safe_open
 
 from benchmarks.models.bfloat16_checkpoint import convert, to_bfloat16
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.text.tokenizer import load_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 

@@ -46,6 +46,8 @@ def shake_norms(model: torch.nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.mul_(0.6 + 0.6 * torch.rand_like(buffer))
+        elif name.endswith("expert_bias"):
+            buffer.add_(0.3 * torch.randn_like(buffer))
 
 
 def store_in_mxfp4(directory: Path) -> None:

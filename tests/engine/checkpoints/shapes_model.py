@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from faser.engine.checkpoints.families import Family
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
@@ -21,6 +20,7 @@ from faser.engine.checkpoints.families.architecture import (
     LayerSpec,
     RopeSpec,
 )
+from faser.engine.checkpoints.families.family import Family
 from faser.engine.execution.models.tensors import tensor_shapes
 from tests.checkpoints import VOCAB_SIZE, random_weights, write_checkpoint, write_tokenizer
 

@@ -1,18 +1,19 @@
 """Every family against transformers: the same logits, and the same greedy tokens through the paged cache.
 
 Planted bugs that these tests have caught: no window; window one too wide; no rope scaling of any kind; no
-attention factor; a ramp that is not rounded; rotation of a layer that must not rotate; q and k norms swapped
-or with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another
-family (rope base, tied embedding, interval, window); no norm of what attention adds; weights of Gemma's norms
-without the 1; one rope base for layers with and without a window; a pair too many that rotates; the short
-factors of longrope in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value;
-no bias of the router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor.
-Of OLMoE and Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head,
-or of the first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating.
-Of Gemma 4: pairs of global heads counted, or their frequencies spaced, by the size of local ones; values
-normalised by the weight of keys, or not at all; shared keys of the first layer of a kind; a scale, a root or an
-epsilon of what tokens give left out, or that of a layer, the router or the experts; the experts' inputs given to
-the router.
+attention factor; a ramp that is not rounded; rotation of a layer that must not rotate; q and k norms swapped or
+with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another family
+(rope base, tied embedding, interval, window); no norm of what attention adds; weights of Gemma's norms without the
+1; one rope base for layers with and without a window; a pair too many that rotates; the short factors of longrope
+in a long context; Granite's epsilon not divided. Of gpt-oss: no sinks, or sinks with a value; no bias of the
+router; gate or up not clamped; up without the 1; gate and up swapped, or as halves of their tensor. Of OLMoE and
+Granite-MoE: weights of experts divided by their sum, or not; norms of queries and keys head by head, or of the
+first key head alone; a multiplier left out; gate and up of a tensor of all experts alternating. Of Gemma 4: pairs
+of global heads counted, or their frequencies spaced, by the size of local ones; values normalised by the weight of
+keys, or not at all; shared keys of the first layer of a kind; a scale, a root or an epsilon of what tokens give
+left out, or that of a layer, the router or the experts; the experts' inputs given to the router. Of LFM2: a
+convolution a column late; x in place of b x kept of it; a bias that counts in the weights of experts, or not in
+their choice; a softmax in place of sigmoids; the factor of the weights left out.
 """
 
 import json
@@ -179,6 +180,21 @@ _QWEN3_5_MOE = _QWEN3_5 | {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
+_LFM2 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "conv", _FAR, "conv", _FAR],
+    "block_multiple_of": 16,
+    "norm_eps": 0.05,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+_LFM2_MOE = _LFM2 | {
+    "num_dense_layers": 2,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
 CASES = [
     Case("llama-tied", "llama", {"tie_word_embeddings": True}),
     Case("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -250,6 +266,14 @@ CASES = [
     ),
     Case("granite-4-nope", "granitemoehybrid", _GRANITE_4),
     Case("gpt-oss", "gpt_oss", _GPT_OSS),
+    Case("lfm2", "lfm2", _LFM2),
+    Case("lfm2-other", "lfm2", _LFM2 | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
+    Case("lfm2-moe", "lfm2_moe", _LFM2_MOE),
+    Case(
+        "lfm2-moe-other",
+        "lfm2_moe",
+        _LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+    ),
     Case("glm4", "glm4", {"attention_bias": True, "head_dim": 32, "pad_token_id": 0}),
 ]
 
@@ -342,6 +366,8 @@ def native(kernel_cache: Path) -> NativeBackend:
             "gemma4-e",
             "gemma4-moe",
             "qwen3.5-moe",
+            "lfm2",
+            "lfm2-moe",
         )
         else pytest.param(case.name, marks=pytest.mark.full)
         for case in CASES
@@ -356,7 +382,7 @@ def test_greedy_decoding_through_the_paged_cache_gives_the_tokens_of_transformer
     assert load(oracle.directory).greedy(oracle.token_ids, NUM_GREEDY) == oracle.greedy
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES if not case.name.startswith("gemma4")])
+@pytest.mark.parametrize("name", [case.name for case in CASES if not case.name.startswith(("gemma4", "lfm2"))])
 def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracles, tmp_path: Path) -> None:
     """rope_theta and rope_scaling as separate fields, torch_dtype, no layer_types."""
     directory = oracles(name).directory
@@ -394,6 +420,19 @@ def test_heads_of_global_layers_may_be_spelled_as_on_the_hub(name: str, oracles:
     assert read_model_config(edited(directory, tmp_path, changes)) == read_model_config(directory)
 
 
+def test_lfm2_may_be_spelled_as_in_its_first_files(oracles: Oracles, tmp_path: Path) -> None:
+    directory = oracles("lfm2").directory
+    changes = {
+        "full_attn_idxs": [2, 4],
+        "block_ff_dim": 96,
+        "tie_embedding": False,
+        "rope_theta": 1000.0,
+        "conv_dim": 64,
+        **dict.fromkeys(("layer_types", "intermediate_size", "tie_word_embeddings", "rope_parameters")),
+    }
+    assert read_model_config(edited(directory, tmp_path, changes)) == read_model_config(directory)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -414,6 +453,10 @@ def test_heads_of_global_layers_may_be_spelled_as_on_the_hub(name: str, oracles:
         ("qwen3.5", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("qwen3.5-moe", {"norm_topk_prob": False}, "norm_topk_prob is False; the weights of these experts are"),
         ("qwen3.5-moe", {"num_experts_per_tok": 8}, "8 experts are chosen for a token; the model has 7"),
+        ("lfm2", {"conv_bias": True}, "conv_bias is True"),
+        ("lfm2", {"conv_L_cache": 1}, "a convolution of 1 tokens"),
+        ("lfm2", {"layer_types": ["conv"] * 5}, "no full_attention"),
+        ("lfm2", {"layer_types": ["mamba"] * 5}, r"layer_types\[0\] is 'mamba'"),
         ("qwen3.5", {"linear_num_key_heads": 3}, "4 value heads of linear attention do not share 3"),
     ],
 )

@@ -109,11 +109,11 @@ def gaps(found: StepPosterior, drafting_s: float, plain_s: float, *, count: int 
         found.observe_gap(count, plain_s, PLAIN)
 
 
-@pytest.mark.parametrize(("count", "milliseconds"), [(1, 1.1), (16, 1.4), (64, 2.2)])
+@pytest.mark.parametrize(("count", "milliseconds"), [(1, 2.25), (8, 2.79), (32, 2.57)])
 def test_before_any_measurement_gaps_are_those_of_the_benchmark(count: int, milliseconds: float) -> None:
-    """Oracle: benchmarks/results/host-gap.json, as docs/gpu.md has it."""
+    """Oracle: cycles, passes and steps in benchmarks/results/h200, as docs/gpu.md has them."""
     found = StepPosterior(schedules_async=True)
-    assert 1000 * found.host_s(count) == pytest.approx(milliseconds, rel=0.06)
+    assert 1000 * found.host_s(count) == pytest.approx(milliseconds, rel=0.12)
 
 
 def test_without_asynchronous_scheduling_nothing_is_charged_before_both_kinds_are_measured() -> None:
@@ -174,9 +174,10 @@ def test_what_is_measured_at_one_load_counts_at_another() -> None:
 
 def test_one_long_pause_hardly_counts() -> None:
     found = StepPosterior(schedules_async=True)
-    gaps(found, 0.001, 0.0)
+    usual_s = found.host_s(1)
+    gaps(found, usual_s, 0.0)
     found.observe_gap(1, 10.0, KEPT)
-    assert found.host_s(1) < 0.0012
+    assert found.host_s(1) < 1.2 * usual_s
 
 
 def test_what_a_run_saves_another_one_begins_with_and_soon_corrects() -> None:

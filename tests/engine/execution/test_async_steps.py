@@ -13,7 +13,7 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, 
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.rows import StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import SampledTokens
 from faser.engine.execution.sampling.verify import SampleAndMatch
@@ -40,12 +40,24 @@ class CountingRunner:
     batches: list[RowBatch] = field(default_factory=list)
     sampled_rows: list[list[int]] = field(default_factory=list)
     num_sampled: int = 0
+    calls: list[str] = field(default_factory=list)
 
     def forward(self, batch: RowBatch) -> None:
+        self.calls.append("forward")
         self.batches.append(batch)
 
     def count_experts(self) -> Callable[[], int]:
         return lambda: 0
+
+    def logits(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+        self.calls.append("logits")
+        return rows.tolist()
+
+    def read_back(self, _values: object) -> None: ...
+
+    def sample_from(self, rows: list[int], metadata: object) -> Pending:
+        self.calls.append("sample")
+        return self.sample(np.array(rows), metadata)
 
     def sample(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
         self.sampled_rows.append(rows.tolist())
@@ -53,7 +65,42 @@ class CountingRunner:
         return Pending([*range(first, self.num_sampled)])
 
 
+@dataclass
+class Edited:
+    """Logits that were edited. without_token: slots that get no token."""
+
+    layout: DraftLayout
+    without_token: set[int]
+    scored: list[object] = field(default_factory=list)
+
+    def score(self, tokens: object, _read_back: object) -> None:
+        self.scored.append(tokens)
+
+    def given(self, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> StepTokens:
+        kept = [slot not in self.without_token for slot in self.layout.slots.tolist()]
+        return StepTokens(counts=[*map(int, kept)], token_ids=token_ids[kept].tolist())
+
+
+@dataclass
 class NoSampler:
+    """editing: slots that edit their logits. following: those that do it by their output. late: without a mask."""
+
+    editing: set[int] = field(default_factory=set)
+    following: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
+
+    def needs_only_logits(self, slots: list[int]) -> bool:
+        return (self.editing | self.following).isdisjoint(slots)
+
+    def follows_output(self, slots: list[int]) -> bool:
+        return not self.following.isdisjoint(slots)
+
+    def is_late(self, slot: int) -> bool:
+        return slot in self.late
+
+    def rows(self, _logits: list[int], layout: DraftLayout) -> Edited:
+        return Edited(layout, self.late & set(layout.slots.tolist()))
+
     def metadata(self, slots: list[int], positions: list[int]) -> None: ...
 
 
@@ -66,9 +113,9 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
     return StepPlan(step=1, released=(), started=(), rows=StepRows.of(*made))
 
 
-def make() -> tuple[AsyncSteps, CountingRunner]:
+def make(given: NoSampler | None = None) -> tuple[AsyncSteps, CountingRunner]:
     runner = CountingRunner()
-    sampler = cast("Sampler", NoSampler())
+    sampler = cast("Sampler", given or NoSampler())
     return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler)), runner
 
 
@@ -132,6 +179,54 @@ def test_inputs_that_are_prepared_during_another_step_take_no_time_of_their_own(
     one, two = steps.collect(first), steps.collect(second)
     assert 1.0 < one.prepared_s <= one.ended_s - one.began_s
     assert two.prepared_s == 0.0
+
+
+def test_tokens_that_follow_the_output_are_chosen_during_the_forward_once_the_step_before_is_known() -> None:
+    steps, runner = make(NoSampler(following={1}))
+    first = launch(steps, plan_of((1, (7,), True), (2, (7,), True)))
+    assert runner.calls == ["forward", "logits", "sample"]
+    second = launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
+    assert runner.calls[3:] == ["forward"]
+    steps.collect(first)
+    steps.choose_next()
+    assert runner.calls[4:] == ["logits", "sample"]
+    steps.choose_next()
+    assert len(runner.calls) == 6, "chosen twice"
+    third = launch(steps, plan_of((2, (PLACEHOLDER,), True)))
+    assert len(runner.batches) == 3, "launched ahead of the second step's tokens"
+    assert steps.collect(second).tokens.token_ids == [2, 3]
+    assert steps.collect(third).tokens.token_ids == [4]
+
+
+def test_edits_that_do_not_follow_the_output_wait_for_no_token() -> None:
+    steps, runner = make(NoSampler(editing={1}))
+    launch(steps, plan_of((1, (7,), True)))
+    launch(steps, plan_of((1, (PLACEHOLDER,), True)))
+    assert runner.calls == ["forward", "logits", "sample"] * 2
+
+
+def test_a_slot_is_late_from_the_step_that_brings_it_no_token_until_its_mask_is_there() -> None:
+    sampler = NoSampler(following={1, 3}, late={1, 3})
+    steps, _ = make(sampler)
+    step = launch(steps, plan_of((1, (7,), True), (2, (7,), True), (3, (7,), True)))
+    found = []
+    for there in ({1}, {1}, {1, 3}, {1, 3}):
+        following = launch(steps, plan_of((2, (PLACEHOLDER,), True)))
+        found.append([*step.late])
+        sampler.late = {1, 3} - there
+        assert steps.collect(step).tokens.token_ids
+        steps.choose_next()
+        step = following
+    assert found == [[1, 3], [3], [3], []]
+    assert not step.late
+
+
+def test_whose_mask_is_late_is_unknown_before_the_step_before_is_collected() -> None:
+    steps, _ = make(NoSampler(following={1}))
+    launch(steps, plan_of((1, (7,), True)))
+    second = launch(steps, plan_of((1, (PLACEHOLDER,), True)))
+    with pytest.raises(AssertionError, match="has not been collected"):
+        _ = second.late
 
 
 def test_a_step_of_another_executor_is_not_collected() -> None:

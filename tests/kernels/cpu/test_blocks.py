@@ -21,10 +21,13 @@ from faser.kernels.interface.blocks import (
     Blocks,
     DecoderLayer,
     DecoderStack,
+    Experts,
+    ExpertsBeside,
     FeedForward,
     LayerBuffers,
     Layers,
     NormedLinear,
+    TokenInputs,
 )
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
@@ -117,7 +120,7 @@ def run_layers(
     )
     cache = backend.allocate_kv(
         KvShape(
-            heads=((KV_HEADS, HEAD_DIM),) * count,
+            heads=tuple((0 if each.kv_layer is not None else KV_HEADS, HEAD_DIM) for each in stack.layers),
             num_blocks=table.numel(),
             block_size=BLOCK_SIZE,
             dtype=dtype,
@@ -202,6 +205,73 @@ def test_all_layers_in_one_call_have_the_bits_of_single_operations(
     assert torch.equal(found, run_layers(native, separate, stack, lengths, dtype))
 
 
+def gemma4_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, rows: int) -> DecoderStack:
+    """Layers as in Gemma 4: values are normalised, tokens add inputs, an output scale; of three layers the second
+    has a mixture beside its network, and the third reads the keys and values of the first.
+    """
+    plain, size = layer_stack(backend, dtype, low_bit, 3).layers, 48
+    room = random(rows + 2, 3 * 2 * size, seed=20).to(dtype)
+
+    def packed(outputs: int, inputs: int, seed: int) -> PackedLinear:
+        return backend.pack((random(outputs, inputs, seed=seed) / inputs**0.5).to(dtype))
+
+    def norm(seed: int) -> Tensor:
+        return 1 + random(HIDDEN, seed=seed) / 4
+
+    mixture = Experts(
+        router=packed(4, HIDDEN, 30),
+        gate_up=tuple(packed(2 * size, HIDDEN, 31 + each) for each in range(4)),
+        down=tuple(packed(HIDDEN, size, 41 + each) for each in range(4)),
+        top_k=2,
+        renormalise=True,
+        activation="gelu_tanh",
+        scales=1 + random(4, seed=50) / 4,
+    )
+    beside = ExpertsBeside(
+        experts=mixture, norm=norm(51), router_norm=norm(52), norm_after=norm(53), norm_after_network=norm(54)
+    )
+    layers = []
+    for number, each in enumerate(plain):
+        block = each.feed_forward
+        assert isinstance(block, FeedForward)
+        block = replace(
+            block,
+            activation="gelu_tanh",
+            norm_after_attention=norm(60 + number),
+            norm_after=norm(70 + number),
+            beside=beside if number == 1 else None,
+            token_inputs=TokenInputs(
+                gate=packed(size, HIDDEN, 80 + number),
+                out=packed(HIDDEN, size, 90 + number),
+                norm=norm(100 + number),
+                room=room[:, 2 * size * number : 2 * size * (number + 1)],
+            ),
+            scale=0.5 + number / 4,
+        )
+        layers.append(replace(each, feed_forward=block, v_norm=torch.ones(HEAD_DIM)))
+    first, third = layers[0], layers[2]
+    assert isinstance(third.shape, AttentionShape)
+    assert third.qkv is not None
+    shape = replace(third.shape, reads_other=True)
+    queries = replace(third.qkv, linear=packed(shape.columns, HIDDEN, 110))
+    layers[2] = replace(third, shape=shape, qkv=queries, kv_layer=0, v_norm=None, k_norm=None)
+    return DecoderStack(layers=tuple(layers), head=first.qkv)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (3, 1), (20, 31)])
+@pytest.mark.parametrize("low_bit", ["", "gate_up down"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_gemma_4_in_one_call_have_the_bits_of_single_operations(
+    native: NativeBackend, dtype: torch.dtype, low_bit: str, lengths: tuple[int, ...]
+) -> None:
+    stack = gemma4_stack(native, dtype, low_bit, sum(lengths))
+    assert not native.layers.separate(stack)
+    separate = SeparateLayers(native, SeparateBlocks(native))
+    found = run_layers(native, native.layers, stack, lengths, dtype)
+    assert found.isfinite().all()
+    assert torch.equal(found, run_layers(native, separate, stack, lengths, dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_with_room_for_states_keep_their_inputs_where_a_step_captures(
     native: NativeBackend, dtype: torch.dtype
@@ -239,14 +309,20 @@ def test_a_first_layer_without_a_product_takes_the_one_that_is_given(native: Nat
         assert torch.equal(run_layers(native, layers, bare, (3, 4), torch.bfloat16, qkv=given), wanted)
 
 
-def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:
+def test_a_layer_that_reorders_its_inputs_runs_in_single_operations_alone(
+    native_alone: NativeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so."""
     stack = layer_stack(native_alone, torch.bfloat16, "", 2)
     order = np.random.default_rng(0).permutation(INNER).astype(np.int32)
     block = stack.layers[1].feed_forward
     assert isinstance(block, FeedForward)
     down = native_alone.pack(replace(random_blocks("Q8_0", HIDDEN, INNER), order=order))
     reordered = replace(stack.layers[1], feed_forward=replace(block, down=down))
-    stack = replace(stack, layers=(stack.layers[0], reordered))
+    stack = replace(stack, layers=(stack.layers[0], reordered, stack.layers[0]))
+    assert native_alone.layers.separate(stack) == {1}
+    assert "1 of 3 layers run in single operations" in caplog.text
+    assert "products take their inputs in another order" in caplog.text
     separate = SeparateLayers(native_alone, SeparateBlocks(native_alone))
     found = run_layers(native_alone, native_alone.layers, stack, (2, 3), torch.bfloat16)
     assert torch.equal(found, run_layers(native_alone, separate, stack, (2, 3), torch.bfloat16))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.kernels.cuda.choices import Choices, GraphClock, Way
+from faser.kernels.cuda.choices import Choices, GraphClock, Way, driver_version
 
 ABOUT = {"device": "NVIDIA H200", "torch": "2.11"}
 
@@ -108,6 +108,13 @@ def test_a_second_start_on_the_same_device_measures_nothing(tmp_path: Path) -> N
     assert Choices(slow, path, ABOUT).fastest("norm", WAYS, tolerance=0.01) == "fused"
     assert slow.asked == 0
     assert Choices(slow, path, ABOUT).fastest("gate", WAYS, tolerance=0.01) == "plain"
+
+
+def test_the_driver_is_the_kernel_modules(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    assert driver_version(file) == ""
+    file.write_text("580.159.04\n")
+    assert driver_version(file) == "580.159.04"
 
 
 @pytest.mark.parametrize("about", [ABOUT | {"device": "NVIDIA L4"}, ABOUT | {"torch": "2.12"}, {}])

@@ -208,6 +208,24 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """Gated short convolution of a layer, in place of attention. Checked when built.
+
+    What it computes: kernels/interface/short_conv.py. kernel: tokens that it sees, the row's own included. Raises
+    ModelError that names the value and the limit.
+    """
+
+    kernel: int
+
+    def __post_init__(self) -> None:
+        if self.kernel < 2:
+            raise ModelError(f"a convolution of {self.kernel} tokens; it must be at least 2")
+
+
+MixerSpec = DeltaNetSpec | ShortConvSpec  # of a layer that has a recurrent state in place of keys and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
     """A gated feed-forward network: down(activation(gate x) * up x). size: of gate and up. bias: on all three."""
 
@@ -223,7 +241,8 @@ class ExpertsSpec:
     The router is a product without activation; its softmax over all experts weighs what the chosen ones give.
     size: of gate and up of each. renormalise: the weights of the chosen ones are divided by their sum. bias: on
     the router and on all three products of an expert. shared_size: of an expert more, which every row passes,
-    weighed by σ of a product of its own; 0: there is none.
+    weighed by σ of a product of its own; 0: there is none. sigmoid: each weight is σ of its logit, in place of the
+    softmax. choice_bias: numbers added to these for the choice alone. scale: what weights are multiplied by.
 
     Raises ModelError that names the value and the limit.
     """
@@ -235,6 +254,9 @@ class ExpertsSpec:
     activation: Activation = Activation.SILU
     bias: bool = False
     shared_size: int = 0
+    sigmoid: bool = False
+    choice_bias: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_experts > MOST_EXPERTS:
@@ -252,7 +274,7 @@ class LayerSpec:
     scaled: the layer ends with x *= a number of its weights.
     """
 
-    attention: AttentionSpec | DeltaNetSpec
+    attention: AttentionSpec | MixerSpec
     feed_forward: DenseSpec | ExpertsSpec
     norms_after: bool = False
     experts: ExpertsSpec | None = None
@@ -291,25 +313,33 @@ class StackedExperts(StrEnum):
 class TensorNames:
     """Names on the hub of a layer's tensors, where families differ.
 
-    norm_after_attention, norm_after_feed_forward: of layers with norms_after. fused_qkv: queries, keys and values
-    are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are one tensor, in_proj_qkvz,
-    that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up, down: of a dense network;
-    gate and up may be one tensor. router, expert: of a mixture; {} is the number of an expert, whose expert_parts
-    are gate, up and down. shared_expert, shared_gate: an expert that every row passes, and what weighs it.
-    stacked_experts: how safetensors may have these parts of all experts of a layer in one tensor
-    (execution/models/stacked_experts.py); None: they do not. not_read: how the names of tensors begin that
-    checkpoints have for something else.
+    norm_after_attention, norm_after_feed_forward: of layers with norms_after. q_norm, k_norm: of heads, or of all
+    of them. final_norm: behind the layers. convolution: a short one's products and weights begin so. fused_qkv:
+    queries, keys and values are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are
+    one tensor, in_proj_qkvz, that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up,
+    down: of a dense network; gate and up may be one tensor. router, choice_bias, expert: of a mixture; {} is the
+    number of an expert, whose expert_parts are gate, up and down. shared_expert, shared_gate: an expert that every
+    row passes, and what weighs it. stacked_experts: how safetensors may have these parts of all experts of a layer
+    in one tensor (execution/models/stacked_experts.py); None: they do not. not_read: how the names of tensors
+    begin that checkpoints have for something else.
     """
 
+    norm_before_attention: str = "input_layernorm"
     norm_before_feed_forward: str = "post_attention_layernorm"
     norm_after_attention: str = ""
     norm_after_feed_forward: str = ""
+    final_norm: str = "model.norm.weight"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    attention_out: str = "self_attn.o_proj"
+    convolution: str = ""
     fused_qkv: bool = False
     fused_qkvz: bool = False
     fused_rates: bool = False
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    choice_bias: str = ""
     expert: str = "mlp.experts.{}."
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_expert: str = "mlp.shared_expert."
@@ -320,7 +350,7 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A pre-norm decoder. At least one layer has grouped-query attention, others may have a delta net instead.
+    """A pre-norm decoder. At least one layer has grouped-query attention, others may have another mixer instead.
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
@@ -348,8 +378,8 @@ class DecoderSpec:
     def kv_heads(self) -> tuple[tuple[int, int], ...]:
         """Return how many key-value heads each layer stores, and the channels of one."""
 
-        def stored(layer: AttentionSpec | DeltaNetSpec) -> tuple[int, int]:
-            if isinstance(layer, DeltaNetSpec):
+        def stored(layer: AttentionSpec | MixerSpec) -> tuple[int, int]:
+            if not isinstance(layer, AttentionSpec):
                 return 0, self.head_dim
             return layer.num_kv_heads if layer.kv_layer is None else 0, layer.head_dim
 
@@ -362,15 +392,19 @@ class DecoderSpec:
         return tuple(each for each in found if isinstance(each, AttentionSpec))
 
     @property
-    def delta_nets(self) -> tuple[DeltaNetSpec | None, ...]:
-        """Return the delta net of each layer; None: it has attention."""
+    def mixers(self) -> tuple[MixerSpec | None, ...]:
+        """Return the delta net or the short convolution of each layer; None: it has attention."""
         found = (each.attention for each in self.layers)
-        return tuple(each if isinstance(each, DeltaNetSpec) else None for each in found)
+        return tuple(None if isinstance(each, AttentionSpec) else each for each in found)
 
     @property
     def has_states(self) -> bool:
         """Return whether a sequence has a recurrent state beside its keys and values."""
-        return any(self.delta_nets)
+        return any(self.mixers)
+
+    @property
+    def has_short_convs(self) -> bool:
+        return any(isinstance(each, ShortConvSpec) for each in self.mixers)
 
     @property
     def normalises_values(self) -> bool:

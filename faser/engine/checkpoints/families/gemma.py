@@ -15,7 +15,9 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
     TensorNames,
 )
+from faser.engine.checkpoints.families.family import LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
+from faser.engine.checkpoints.gguf.file import GgufFile
 
 _HEAD_DIM = 256
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
@@ -97,3 +99,84 @@ def _decoder(fields: Fields, everywhere: AttentionSpec, near_by: AttentionSpec, 
         plus_one=True,
         names=_NAMES,
     )
+
+
+TENSORS = LAYER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# The number of layers of the 27B models, which scale scores by the hidden size a head, not by the head's width.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_GEMMA3_PERIOD = 6
+
+
+def _gemma2_fields(file: GgufFile, config: Config) -> Config:
+    return _gemma_fields("gemma2", config) | {
+        "sliding_window": file.size("gemma2.attention.sliding_window"),
+        "attn_logit_softcapping": file.number("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.number("gemma2.final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3_fields(file: GgufFile, config: Config) -> Config:
+    """Without a window, every layer attends everywhere and rotates as the global ones do."""
+    window = file.get("gemma3.attention.sliding_window", int) or None
+    pattern = file.get("gemma3.attention.sliding_window_pattern", int, _GEMMA3_PERIOD)
+    return _gemma_fields("gemma3", config) | {
+        "sliding_window": window,
+        "sliding_window_pattern": pattern if window else 1,
+        "rope_local_base_freq": file.number("gemma3.rope.freq_base_swa", 10_000.0),
+        "final_logit_softcapping": file.number("gemma3.final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _gemma_fields(architecture: str, config: Config) -> Config:
+    """The scale of the scores is not stored; it follows from the sizes."""
+    of_27b = config["num_hidden_layers"] == _LAYERS_OF_27B[architecture]
+    share = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": share if of_27b else config["head_dim"],
+    }
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "gemma2": GgufArchitecture(
+        class_name="Gemma2ForCausalLM",
+        model_type="gemma2",
+        tensors=TENSORS,
+        plus_one=True,
+        windows=True,
+        own_fields=_gemma2_fields,
+    ),
+    "gemma3": GgufArchitecture(
+        class_name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        tensors=TENSORS,
+        plus_one=True,
+        windows=True,
+        own_fields=_gemma3_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Gemma 2",
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        to_spec=gemma2_spec,
+        tool_parsers=(),
+        examples=("google/gemma-2-2b-it", "google/gemma-2-9b-it"),
+        gguf=("gemma2",),
+    ),
+    Family(
+        name="Gemma 3",
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        to_spec=gemma3_spec,
+        tool_parsers=(),
+        examples=("google/gemma-3-270m-it", "google/gemma-3-1b-it"),
+        gguf=("gemma3",),
+        note="From 4B on they also read images (Gemma3ForConditionalGeneration): their text half loads.",
+    ),
+)

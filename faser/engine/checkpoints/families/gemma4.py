@@ -9,6 +9,7 @@ read the keys and values of its target.
 from collections.abc import Mapping
 from typing import Any
 
+from faser.engine.checkpoints.families import gemma
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
@@ -19,7 +20,9 @@ from faser.engine.checkpoints.families.architecture import (
     TensorNames,
     TokenInputsSpec,
 )
+from faser.engine.checkpoints.families.family import EXPERT, GATE_UP, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
 
 _LOCAL = "sliding_attention"
@@ -236,3 +239,113 @@ def _experts(fields: Fields) -> ExpertsSpec | None:
         renormalise=True,
         activation=fields.activation(),
     )
+
+
+_GEMMA4 = gemma.TENSORS | {
+    "layer_output_scale": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps": f"experts.{EXPERT}.{GATE_UP}",
+    "ffn_gate_exps": f"experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"experts.{EXPERT}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+
+
+def _gemma4_fields(file: GgufFile, config: Config) -> Config:
+    """A layer that stores keys without values takes them for values."""
+    num_layers, shared = config["num_hidden_layers"], file.get("gemma4.attention.shared_kv_layers", int, 0)
+    own = range(num_layers - shared)
+    local = file.require_list("gemma4.attention.sliding_window_pattern", bool)
+    kv_heads = file.by_layer("gemma4.attention.head_count_kv", num_layers)
+    sizes = file.by_layer("gemma4.feed_forward_length", num_layers)
+    size, wide = sizes[0], sizes[-1] != sizes[0]
+    if len(local) != num_layers:
+        raise ModelError(
+            f"{file.path}: gemma4.attention.sliding_window_pattern has {len(local)} entries for {num_layers} "
+            "layers"
+        )
+    if sizes != [size * (1 + (wide and layer not in own)) for layer in range(num_layers)]:
+        raise ModelError(
+            f"{file.path}: gemma4.feed_forward_length is {sizes}; only the last {shared} layers, which share "
+            "keys, may be wider than the others, by a factor of 2"
+        )
+    widths = [file.size(f"gemma4.attention.key_length{'_swa' if each else ''}") for each in local]
+    rope = {"rope_type": "default"} | (config["rope_scaling"] or {}) | {"rope_theta": config["rope_theta"]}
+    experts, inputs = file.get("gemma4.expert_count", int, 0), "per_layer_token_embd.weight"
+    found: Config = {
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in local],
+        "sliding_window": file.size("gemma4.attention.sliding_window"),
+        "per_layer_config": {
+            str(layer): {"head_dim": widths[layer], "num_key_value_heads": kv_heads[layer]}
+            for layer in range(num_layers)
+        },
+        "attention_k_eq_v": not all(file.has_tensor(f"blk.{layer}.attn_v.weight") for layer in own),
+        "num_kv_shared_layers": shared,
+        "intermediate_size": size,
+        "use_double_wide_mlp": wide,
+        "final_logit_softcapping": file.number("gemma4.final_logit_softcapping", 0.0) or None,
+        "hidden_size_per_layer_input": file.get("gemma4.embedding_length_per_layer_input", int, 0),
+        "vocab_size_per_layer_input": file.shape(inputs)[0] if file.has_tensor(inputs) else None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.number("gemma4.rope.freq_base_swa", 10_000.0),
+            },
+        },
+    }
+    if experts:
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": experts,
+            "top_k_experts": file.size("gemma4.expert_used_count"),
+            "moe_intermediate_size": file.size("gemma4.expert_feed_forward_length"),
+        }
+    return found
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "gemma4": GgufArchitecture(
+        class_name="Gemma4ForCausalLM",
+        model_type="gemma4_text",
+        tensors=_GEMMA4,
+        windows=True,
+        experts=True,
+        sizes_by_layer=True,
+        own_fields=_gemma4_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Gemma 4",
+        model_type="gemma4_text",
+        architecture="Gemma4ForCausalLM",
+        to_spec=spec,
+        tool_parsers=("gemma4",),
+        examples=("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"),
+        gguf=("gemma4",),
+        note="No GPU has run it yet. 26B-A4B is a mixture of experts. Of checkpoints that also read images and "
+        "sound (Gemma4ForConditionalGeneration) the text half loads.",
+    ),
+    Family(
+        name="Gemma 4, unified",
+        model_type="gemma4_unified_text",
+        architecture="Gemma4UnifiedForCausalLM",
+        to_spec=unified_spec,
+        tool_parsers=("gemma4",),
+        examples=("google/gemma-4-12B-it",),
+        gguf=("gemma4",),
+        note="No GPU has run it yet. Of checkpoints that also read images and sound "
+        "(Gemma4UnifiedForConditionalGeneration) the text half loads.",
+    ),
+)

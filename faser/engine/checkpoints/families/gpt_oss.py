@@ -14,7 +14,9 @@ from faser.engine.checkpoints.families.architecture import (
     StackedExperts,
     TensorNames,
 )
+from faser.engine.checkpoints.families.family import EXPERT, LAYER, SINKS, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULTS: Mapping[str, Any] = {
     "head_dim": 64,
@@ -58,3 +60,56 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     window = fields.positive_int("sliding_window")
     usual = tuple(None if number % 2 else window for number in range(fields.num_layers()))
     return decoder(fields, windowed(layer, fields.windows(usual)), names=_NAMES)
+
+
+_GPT_OSS = {name: hub for name, hub in LAYER.items() if not name.startswith("ffn_")} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": SINKS,
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EXPERT}.down_proj",
+}
+_CALL = "<|call|>"
+
+
+def _gpt_oss_fields(file: GgufFile, config: Config) -> Config:
+    """Files leave out that the ends of YaRN's ramp are not rounded, and that calls end generation too."""
+    scaling, ends = config["rope_scaling"] or {}, config["eos_token_id"]
+    if scaling.get("rope_type") == "yarn":
+        scaling = scaling | {"truncate": False}
+    if file.has("tokenizer.ggml.tokens") and _CALL in (tokens := file.require_list("tokenizer.ggml.tokens", str)):
+        ends = list(dict.fromkeys((*ends, tokens.index(_CALL))))
+    return {
+        "num_local_experts": file.size("gpt-oss.expert_count"),
+        "num_experts_per_tok": file.size("gpt-oss.expert_used_count"),
+        "intermediate_size": file.size("gpt-oss.expert_feed_forward_length"),
+        "sliding_window": file.size("gpt-oss.attention.sliding_window"),
+        "rope_scaling": scaling or {"rope_type": "default"},
+        "eos_token_id": ends,
+    }
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "gpt-oss": GgufArchitecture(
+        class_name="GptOssForCausalLM",
+        model_type="gpt_oss",
+        tensors=_GPT_OSS,
+        windows=True,
+        experts=True,
+        own_fields=_gpt_oss_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="gpt-oss",
+        model_type="gpt_oss",
+        architecture="GptOssForCausalLM",
+        to_spec=spec,
+        tool_parsers=("openai",),
+        examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
+        gguf=("gpt-oss",),
+        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits. An H200 has run the shape of "
+        "the 20b, with made-up weights.",
+    ),
+)

@@ -8,6 +8,7 @@ nothing multiplies what a layer adds: norms give the same with eps / r².
 from collections.abc import Mapping
 from typing import Any
 
+from faser.engine.checkpoints.families import llama
 from faser.engine.checkpoints.families.architecture import (
     DecoderSpec,
     DenseSpec,
@@ -17,8 +18,10 @@ from faser.engine.checkpoints.families.architecture import (
     StackedExperts,
     TensorNames,
 )
+from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 from faser.engine.checkpoints.families.mixtures import local_experts
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
 
 _NAMES = TensorNames()
@@ -79,3 +82,73 @@ def _decoder(
         logit_scale=1 / fields.positive_float("logits_scaling", 1.0),
         names=names,
     )
+
+
+_GRANITE_MOE = llama.TENSORS | {"ffn_gate_inp": "block_sparse_moe.router.layer"}
+
+
+def _granite_fields(file: GgufFile, config: Config, name: str = "granite") -> Config:
+    """attention.scale: of the scores; none, or 0: 1 / √head_dim."""
+    if not file.get(f"{name}.rope.scaling.finetuned", bool, True):
+        raise ModelError(
+            f"{file.path}: {name}.rope.scaling.finetuned is false; only models with rope are supported"
+        )
+    return {
+        "attention_multiplier": file.number(f"{name}.attention.scale", 0.0) or config["head_dim"] ** -0.5,
+        "embedding_multiplier": file.number(f"{name}.embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": file.number(f"{name}.residual_scale", 0.0) or 1.0,
+        "logits_scaling": file.number(f"{name}.logit_scale", 0.0) or 1.0,
+    }
+
+
+def _granite_moe_fields(file: GgufFile, config: Config) -> Config:
+    return _granite_fields(file, config, "granitemoe") | {
+        "num_local_experts": file.size("granitemoe.expert_count"),
+        "num_experts_per_tok": file.size("granitemoe.expert_used_count"),
+    }
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "granite": GgufArchitecture(
+        class_name="GraniteForCausalLM", model_type="granite", permuted=True, own_fields=_granite_fields
+    ),
+    "granitemoe": GgufArchitecture(
+        class_name="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        tensors=_GRANITE_MOE,
+        permuted=True,
+        experts=True,
+        own_fields=_granite_moe_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Granite",
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        to_spec=spec,
+        tool_parsers=("granite",),
+        examples=("ibm-granite/granite-3.3-2b-instruct", "ibm-granite/granite-3.3-8b-instruct"),
+        gguf=("granite",),
+    ),
+    Family(
+        name="Granite 4, dense",
+        model_type="granitemoehybrid",
+        architecture="GraniteMoeHybridForCausalLM",
+        to_spec=hybrid_spec,
+        tool_parsers=("hermes",),
+        examples=("ibm-granite/granite-4.0-micro", "ibm-granite/granite-4.0-350m"),
+        gguf=("granite",),
+        note="Models with Mamba layers (the names with an h) are refused.",
+    ),
+    Family(
+        name="Granite-MoE",
+        model_type="granitemoe",
+        architecture="GraniteMoeForCausalLM",
+        to_spec=moe_spec,
+        tool_parsers=("granite",),
+        examples=("ibm-granite/granite-3.1-1b-a400m-instruct", "ibm-granite/granite-3.1-3b-a800m-instruct"),
+        gguf=("granitemoe",),
+        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+    ),
+)

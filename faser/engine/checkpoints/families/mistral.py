@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, QueryGrowth, RopeSpec
+from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
+from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.errors import ModelError
 
 _DEFAULT_WINDOW = 4096
 _MINISTRAL3 = {
@@ -47,3 +50,57 @@ def ministral3_spec(config: Mapping[str, Any]) -> DecoderSpec:
 def _decoder(fields: Fields, rope: RopeSpec, window: int | None) -> DecoderSpec:
     layer = LayerSpec(attention=attention(fields, rope), feed_forward=dense(fields))
     return decoder(fields, windowed(layer, fields.windows((window,) * fields.num_layers())))
+
+
+def _mistral3_fields(file: GgufFile, config: Config) -> Config:
+    """Ministral 3 if queries grow with the position, else Mistral Small 3.x."""
+    beta = file.number("mistral3.attention.temperature_scale", 0.0)
+    plain = {"sliding_window": file.get("mistral3.attention.sliding_window", int) or None}
+    if not beta:
+        return plain
+    scaling = config["rope_scaling"] or {}
+    if scaling.get("rope_type") != "yarn":
+        raise ModelError(
+            f"{file.path}: mistral3.attention.temperature_scale is {beta:g} without yarn; it is not supported"
+        )
+    original = scaling["original_max_position_embeddings"]
+    length = file.get("mistral3.attention.temperature_length", int) or original
+    if length != original:
+        raise ModelError(
+            f"{file.path}: mistral3.attention.temperature_length is {length}; only the original context length, "
+            f"{original}, is supported"
+        )
+    ministral = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    return plain | ministral | {"rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "mistral3": GgufArchitecture(
+        class_name="MistralForCausalLM",
+        model_type="mistral",
+        permuted=True,
+        windows=True,
+        own_fields=_mistral3_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Mistral",
+        model_type="mistral",
+        architecture="MistralForCausalLM",
+        to_spec=spec,
+        tool_parsers=("mistral",),
+        examples=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
+        gguf=("llama", "mistral3"),
+    ),
+    Family(
+        name="Ministral 3",
+        model_type="ministral3",
+        architecture="Ministral3ForCausalLM",
+        to_spec=ministral3_spec,
+        tool_parsers=("mistral",),
+        examples=("mistralai/Devstral-2-123B-Instruct-2512",),
+        gguf=("mistral3",),
+        note="Checkpoints that also read images (Mistral3ForConditionalGeneration) load as their text half.",
+    ),
+)

@@ -6,7 +6,9 @@ from typing import Any
 
 from faser.engine.checkpoints.families import qwen3
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec, LayerSpec, TensorNames
+from faser.engine.checkpoints.families.family import EXPERT, LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+from faser.engine.checkpoints.gguf.file import GgufFile
 
 _COUNTS = ("num_experts", "num_local_experts")
 
@@ -70,3 +72,82 @@ def mixtral_spec(config: Mapping[str, Any]) -> DecoderSpec:
         router="block_sparse_moe.gate", expert="block_sparse_moe.experts.{}.", expert_parts=("w1", "w3", "w2")
     )
     return decoder(fields, windowed(layer, (window,) * fields.num_layers()), names=names)
+
+
+QWEN3_MOE = LAYER | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EXPERT}.down_proj",
+}
+
+
+def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
+    """llama.cpp always renormalises the weights of these experts. Layers without experts are dense."""
+    layers = range(file.size("qwen3moe.block_count"))
+    return {
+        "num_experts": file.size("qwen3moe.expert_count"),
+        "num_experts_per_tok": file.size("qwen3moe.expert_used_count"),
+        "moe_intermediate_size": file.size("qwen3moe.expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [each for each in layers if not file.has_tensor(f"blk.{each}.ffn_gate_exps.weight")],
+    }
+
+
+def _olmoe_fields(file: GgufFile, _config: Config) -> Config:
+    """llama.cpp never renormalises the weights of these experts."""
+    return {
+        "num_experts": file.size("olmoe.expert_count"),
+        "num_experts_per_tok": file.size("olmoe.expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "qwen3moe": GgufArchitecture(
+        class_name="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        tensors=QWEN3_MOE,
+        experts=True,
+        own_fields=_qwen3_moe_fields,
+    ),
+    "olmoe": GgufArchitecture(
+        class_name="OlmoeForCausalLM",
+        model_type="olmoe",
+        tensors=QWEN3_MOE,
+        experts=True,
+        own_fields=_olmoe_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Qwen3-MoE",
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        to_spec=qwen3_moe_spec,
+        tool_parsers=("hermes", "qwen3_coder"),
+        examples=("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+        gguf=("qwen3moe",),
+        note="A mixture of experts. An H200 has run this shape, with made-up weights.",
+    ),
+    Family(
+        name="Mixtral",
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        to_spec=mixtral_spec,
+        tool_parsers=(),
+        examples=("mistralai/Mixtral-8x7B-Instruct-v0.1",),
+        gguf=("llama",),
+        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+    ),
+    Family(
+        name="OLMoE",
+        model_type="olmoe",
+        architecture="OlmoeForCausalLM",
+        to_spec=olmoe_spec,
+        tool_parsers=(),
+        examples=("allenai/OLMoE-1B-7B-0924-Instruct", "allenai/OLMoE-1B-7B-0125-Instruct"),
+        gguf=("olmoe",),
+        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+    ),
+)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.family import Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
 from faser.engine.checkpoints.families.qwen2 import late_windows
 
@@ -21,3 +22,20 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
         feed_forward=dense(fields),
     )
     return decoder(fields, windowed(layer, late_windows(config, fields)))
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "qwen3": GgufArchitecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+    "qwen3vl": GgufArchitecture(class_name="Qwen3ForCausalLM", model_type="qwen3"),
+}
+FAMILIES = (
+    Family(
+        name="Qwen3",
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        to_spec=spec,
+        tool_parsers=("hermes",),
+        examples=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B-Instruct-2507"),
+        gguf=("qwen3", "qwen3vl"),
+    ),
+)

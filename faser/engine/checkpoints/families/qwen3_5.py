@@ -19,8 +19,18 @@ from faser.engine.checkpoints.families.architecture import (
     StackedExperts,
     TensorNames,
 )
+from faser.engine.checkpoints.families.family import (
+    A_LOG,
+    DELTA_NORM,
+    LAYER,
+    SHARED_GATE,
+    Config,
+    Family,
+    GgufArchitecture,
+)
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.families.mixtures import has_experts
+from faser.engine.checkpoints.families.mixtures import QWEN3_MOE, has_experts
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
 
 _LINEAR = "linear_attention"
@@ -121,3 +131,127 @@ def _layer_types(fields: Fields) -> list[str]:
     if _FULL not in found:
         raise ModelError(f"config.json: layer_types has no {_FULL}; at least one layer must attend")
     return found
+
+
+_QWEN35 = {name: hub for name, hub in LAYER.items() if name != "ffn_norm"} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": A_LOG,
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": DELTA_NORM,
+    "ssm_out": "linear_attn.out_proj",
+}
+_QWEN35_MOE = (QWEN3_MOE | _QWEN35) | {
+    "ffn_gate_inp_shexp": SHARED_GATE,
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_QWEN3_NEXT = _QWEN35_MOE | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+
+
+def _qwen35_fields(file: GgufFile, config: Config, name: str = "qwen35") -> Config:
+    """Value heads are stored in tiles, one for each key head. Layers that draft count among the blocks."""
+    num_v_heads = file.size(f"{name}.ssm.time_step_rank")
+    layers = range(config["num_hidden_layers"] - file.get(f"{name}.nextn_predict_layers", int, 0))
+    linear = [file.has_tensor(f"blk.{layer}.ssm_out.weight") for layer in layers]
+    return {
+        "num_hidden_layers": len(layers),
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear],
+        "linear_num_key_heads": file.size(f"{name}.ssm.group_count"),
+        "linear_num_value_heads": num_v_heads,
+        "linear_key_head_dim": file.size(f"{name}.ssm.state_size"),
+        "linear_value_head_dim": file.size(f"{name}.ssm.inner_size") // num_v_heads,
+        "linear_conv_kernel_dim": file.size(f"{name}.ssm.conv_kernel"),
+        "linear_value_heads_tiled": True,
+    }
+
+
+def _qwen35_moe_fields(file: GgufFile, config: Config, name: str = "qwen35moe") -> Config:
+    """llama.cpp always renormalises the weights of these experts."""
+    return _qwen35_fields(file, config, name) | {
+        "num_experts": file.size(f"{name}.expert_count"),
+        "num_experts_per_tok": file.size(f"{name}.expert_used_count"),
+        "moe_intermediate_size": file.size(f"{name}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": file.size(f"{name}.expert_shared_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
+    """Value heads are in the hub's order. Older files have queries, keys, values and z in one tensor as well."""
+    found = _qwen35_moe_fields(file, config, "qwen3next")
+    split = any(file.has_tensor(f"blk.{layer}.attn_gate.weight") for layer in range(found["num_hidden_layers"]))
+    return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "qwen35": GgufArchitecture(
+        class_name="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        tensors=_QWEN35,
+        plus_one=True,
+        partial_rotary=True,
+        drafting_layers=True,
+        own_fields=_qwen35_fields,
+    ),
+    "qwen35moe": GgufArchitecture(
+        class_name="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        tensors=_QWEN35_MOE,
+        plus_one=True,
+        partial_rotary=True,
+        experts=True,
+        drafting_layers=True,
+        own_fields=_qwen35_moe_fields,
+    ),
+    "qwen3next": GgufArchitecture(
+        class_name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        tensors=_QWEN3_NEXT,
+        plus_one=True,
+        partial_rotary=True,
+        experts=True,
+        drafting_layers=True,
+        own_fields=_qwen3_next_fields,
+    ),
+}
+FAMILIES = (
+    Family(
+        name="Qwen3.5, dense",
+        model_type="qwen3_5_text",
+        architecture="Qwen3_5ForCausalLM",
+        to_spec=spec,
+        tool_parsers=("qwen3_coder",),
+        examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
+        gguf=("qwen35",),
+        note="Gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of checkpoints that "
+        "also read images (Qwen3_5ForConditionalGeneration) the text half loads.",
+    ),
+    Family(
+        name="Qwen3.5-MoE",
+        model_type="qwen3_5_moe_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        to_spec=moe_spec,
+        tool_parsers=("qwen3_coder",),
+        examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
+        gguf=("qwen35moe",),
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
+        "drafts; of checkpoints that also read images (Qwen3_5MoeForConditionalGeneration) the text half loads.",
+    ),
+    Family(
+        name="Qwen3-Next",
+        model_type="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        to_spec=next_spec,
+        tool_parsers=("hermes", "qwen3_coder"),
+        examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
+        gguf=("qwen3next",),
+        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
+        "drafts.",
+    ),
+)

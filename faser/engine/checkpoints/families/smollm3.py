@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
+from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
+from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULT_THETA = 2_000_000.0
 _DEFAULT_INTERVAL = 4
@@ -42,3 +44,29 @@ def _windows(fields: Fields, rotary: tuple[bool, ...]) -> tuple[int | None, ...]
         return (None,) * len(rotary)
     window = fields.optional_int("sliding_window")
     return tuple(None if rotates else window for rotates in rotary)
+
+
+_SMOLLM3_ROPE_INTERVAL = 4
+
+
+def _smollm3_fields(_file: GgufFile, config: Config) -> Config:
+    layers = range(1, config["num_hidden_layers"] + 1)
+    return {"no_rope_layers": [int(layer % _SMOLLM3_ROPE_INTERVAL != 0) for layer in layers]}
+
+
+GGUF: Mapping[str, GgufArchitecture] = {
+    "smollm3": GgufArchitecture(
+        class_name="SmolLM3ForCausalLM", model_type="smollm3", permuted=True, own_fields=_smollm3_fields
+    ),
+}
+FAMILIES = (
+    Family(
+        name="SmolLM3",
+        model_type="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        to_spec=spec,
+        tool_parsers=("hermes",),
+        examples=("HuggingFaceTB/SmolLM3-3B",),
+        gguf=("smollm3",),
+    ),
+)

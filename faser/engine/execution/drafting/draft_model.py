@@ -7,7 +7,7 @@ arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 from collections.abc import Callable, Sequence
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafting.ahead import AheadLoop, DraftsAhead, FollowedStep
+from faser.engine.execution.drafting.ahead import AheadLoop, DraftsAhead, FollowedStep, depth_of
 from faser.engine.execution.drafting.block_marks import BlockMarks, MarkedLine
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
@@ -86,11 +86,11 @@ class DraftModel:
         None: some sequence lacks more than two tokens or has no room, or graphs are missing; nothing was launched.
         """
         assert self._ahead is not None, "nothing is launched ahead"
-        requests = plan.requests
-        for slot, max_tokens, *_ in requests:
+        depth = depth_of(plan)  # every sequence has a row in every pass
+        for slot, *_ in plan.requests:
             at = step.numbers[slot]
             most = int(step.most[at])
-            if self._max_positions - int(step.known[at]) - most + 1 < max_tokens:
+            if self._max_positions - int(step.known[at]) - most + 1 < depth:
                 return None
             if not (any(slot in each.live for each in self._launched) or self._kv.can_follow(slot, most - 1)):
                 return None

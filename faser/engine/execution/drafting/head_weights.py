@@ -12,7 +12,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import TORCH_WEIGHTS
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
+from faser.engine.checkpoints.gguf_weights import GgufSource, open_gguf
 from faser.engine.checkpoints.heads import HeadSpec, read_head_spec
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.drafting import head_tensors as tensors

@@ -24,7 +24,7 @@ from faser.kernels.interface.blocks import (
 )
 from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.delta_net import DeltaShape, StateStep
-from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,8 @@ class Buffers:
         def logits(width: int) -> Tensor:
             return torch.empty((max_logit_rows, width), dtype=torch.float32, device=device)
 
-        shapes, inner = [layer_shape(each.attention) for each in spec.layers], spec.inner_size
+        shapes = [layer_shape(each.attention, spec.hidden_size) for each in spec.layers]
+        inner = spec.inner_size
         rates = max((2 * each.num_v_heads for each in shapes if isinstance(each, DeltaShape)), default=0)
         width = 0 if spec.token_inputs is None else spec.num_layers * spec.token_inputs.size
         return cls(
@@ -172,6 +173,11 @@ class Decoder:
         return self._weights.num_bytes
 
     @property
+    def separate_layers(self) -> int:
+        """Return how many layers run in single operations on a backend that has one call for whole layers."""
+        return len(self._layers.separate(self._stack))
+
+    @property
     def ends(self) -> DecoderEnds:
         weights = self._weights
         head = weights.head if self._ranks is None else None
@@ -238,7 +244,7 @@ class Decoder:
         """Run layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
         plan: of the layout of these rows. captures: copy the rows of those state layers that are reached to the
-        first rows of states. state_step: where delta nets go on, in a model that has any. Returns hidden.
+        first rows of states. state_step: where recurrent states go on, in a model that has any. Returns hidden.
         """
         rows, room = hidden.shape[0], self._buffers.of_layers(hidden.shape[0])
         if first < last:
@@ -254,7 +260,7 @@ class Decoder:
         qkv = self._buffers.qkv[:num_rows]
         qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
         for number, layer in enumerate(self._stack.layers):
-            if isinstance(layer.shape, DeltaShape) or layer.shape.reads_other:
+            if not isinstance(layer.shape, AttentionShape) or layer.shape.reads_other:
                 continue
             self._backend.rope_append(
                 columns_of(qkv, layer.shape.qkv_size),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from faser.engine.checkpoints.families.wrappers import text_half
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_config
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource, open_gguf
 from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.engine.checkpoints.gguf_weights import GgufSource, open_gguf
 from faser.engine.execution.models.sources import SafetensorsSource, TextSource
 from faser.engine.execution.models.tensors import iter_shapes
 from faser.errors import ModelError

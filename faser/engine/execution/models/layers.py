@@ -11,6 +11,8 @@ from faser.engine.checkpoints.families.architecture import (
     DecoderSpec,
     DeltaNetSpec,
     LayerSpec,
+    MixerSpec,
+    ShortConvSpec,
 )
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import (
@@ -30,8 +32,9 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     TokenInputs,
 )
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear
+from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 
 def attention_shape(spec: AttentionSpec) -> AttentionShape:
@@ -47,11 +50,19 @@ def attention_shape(spec: AttentionSpec) -> AttentionShape:
     )
 
 
-def layer_shape(spec: AttentionSpec | DeltaNetSpec) -> AttentionShape | DeltaShape:
-    return attention_shape(spec) if isinstance(spec, AttentionSpec) else delta_shape(spec)
+def layer_shape(spec: AttentionSpec | MixerSpec, hidden_size: int) -> AttentionShape | MixerShape:
+    if isinstance(spec, AttentionSpec):
+        return attention_shape(spec)
+    return ConvShape(channels=hidden_size, kernel=spec.kernel) if isinstance(spec, ShortConvSpec) else _delta(spec)
 
 
-def delta_shape(spec: DeltaNetSpec) -> DeltaShape:
+def mixer_shapes(spec: DecoderSpec) -> tuple[MixerShape | None, ...]:
+    """Return what keeps a state in each layer; None: it has keys and values."""
+    shapes = (layer_shape(each.attention, spec.hidden_size) for each in spec.layers)
+    return tuple(None if isinstance(each, AttentionShape) else each for each in shapes)
+
+
+def _delta(spec: DeltaNetSpec) -> DeltaShape:
     return DeltaShape(
         num_k_heads=spec.num_k_heads,
         num_v_heads=spec.num_v_heads,
@@ -90,7 +101,7 @@ def decoder_layer(
 
     return DecoderLayer(
         qkv=normed(weights.input_norm, weights.qkv) if projects else None,
-        shape=layer_shape(attention),
+        shape=layer_shape(attention, spec.hidden_size),
         angles=rotary.keys(attention) if isinstance(attention, AttentionSpec) else None,
         query_angles=rotary.queries(attention) if isinstance(attention, AttentionSpec) else None,
         q_norm=head_norms[0],
@@ -102,14 +113,15 @@ def decoder_layer(
         states=states,
         rates=None if weights.delta_net is None else normed(weights.input_norm, weights.delta_net.rates),
         delta_net=None if weights.delta_net is None else _delta_net(weights.delta_net, spec.rms_norm_eps),
+        short_conv=None if weights.short_conv is None else ShortConv(conv=weights.short_conv),
         v_norm=_value_norm(attention, weights.post_norm.device),
         kv_layer=attention.kv_layer if isinstance(attention, AttentionSpec) else None,
     )
 
 
-def _value_norm(attention: AttentionSpec | DeltaNetSpec, device: torch.device) -> Tensor | None:
+def _value_norm(attention: AttentionSpec | MixerSpec, device: torch.device) -> Tensor | None:
     """Without weights: ones. None: values are not normalised, or are another layer's."""
-    if isinstance(attention, DeltaNetSpec) or not attention.v_norm or attention.kv_layer is not None:
+    if not isinstance(attention, AttentionSpec) or not attention.v_norm or attention.kv_layer is not None:
         return None
     return torch.ones(attention.head_dim, device=device)
 
@@ -135,12 +147,17 @@ def _feed_forward(
             token_inputs=_token_inputs(weights.token_inputs, inputs),
             scale=weights.scale,
         )
-    experts = _experts(layer, network)
+    experts = _experts(layer, network, weights.post_norm.device)
     return MixedFeedForward(attention_out=weights.attention_out, norm=weights.post_norm, eps=eps, experts=experts)
 
 
-def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = None) -> Experts:
+def _experts(
+    layer: LayerSpec, weights: ExpertsWeights, device: torch.device, scales: Tensor | None = None
+) -> Experts:
     assert layer.mixture is not None, "weights of experts belong to a mixture"
+    if layer.mixture.scale != 1.0:
+        assert scales is None, "weights of experts are multiplied by one number, or by one of each"
+        scales = torch.full((layer.mixture.num_experts,), layer.mixture.scale, device=device)
     shared = weights.shared
     return Experts(
         router=weights.router,
@@ -150,6 +167,8 @@ def _experts(layer: LayerSpec, weights: ExpertsWeights, scales: Tensor | None = 
         renormalise=layer.mixture.renormalise,
         activation=layer.mixture.activation,
         scales=scales,
+        sigmoid=layer.mixture.sigmoid,
+        choice_bias=weights.choice_bias,
         shared=None if shared is None else (shared.gate_up, shared.down),
     )
 
@@ -158,7 +177,7 @@ def _beside(layer: LayerSpec, weights: ExpertsBesideWeights | None) -> ExpertsBe
     if weights is None:
         return None
     return ExpertsBeside(
-        experts=_experts(layer, weights.experts, weights.scales),
+        experts=_experts(layer, weights.experts, weights.norm.device, weights.scales),
         norm=weights.norm,
         router_norm=weights.router_scale * len(weights.norm) ** -0.5,
         norm_after=weights.norm_after,

@@ -14,7 +14,7 @@ import torch
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import gguf_file, read_model_config
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource
+from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
@@ -90,6 +90,10 @@ def load_decoder(
     if spec.has_states and not backend.has_states:
         raise ConfigError(
             f"{directory} has gated delta nets; the {backend.name} backend computes none; --device cpu does"
+        )
+    if spec.has_short_convs and not backend.has_short_convs:
+        raise ConfigError(
+            f"{directory} has short convolutions; the {backend.name} backend computes none; --device cpu does"
         )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)

@@ -100,7 +100,7 @@ def local_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """The decoder that this rank computes, but for its head. Raises ConfigError naming what cannot be split."""
     alone = f"tensor_parallel_size is {shard.size}, it must be 1"
     if spec.has_states:
-        raise ConfigError(f"the model has gated delta nets, which ranks cannot share; {alone}")
+        raise ConfigError(f"the model has recurrent states, which ranks cannot share; {alone}")
     if spec.normalises_values:
         raise ConfigError(
             f"the model normalises the values of attention, as Gemma 4 does; ranks cannot share it; {alone}"

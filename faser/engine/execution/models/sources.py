@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from faser.engine.checkpoints.gguf.checkpoint import GgufSource
+from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError

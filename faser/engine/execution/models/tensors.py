@@ -15,15 +15,15 @@ from faser.engine.checkpoints.families.architecture import (
     DeltaNetSpec,
     ExpertsSpec,
     LayerSpec,
+    ShortConvSpec,
 )
 
 Shape = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm.weight"  # unless the names of a spec say otherwise
 HEAD = "lm_head.weight"
-NORM_BEFORE_ATTENTION = "input_layernorm"
 SINKS = "self_attn.sinks"
 LINEAR = "linear_attn."
 SCALE = "layer_scalar"
@@ -61,7 +61,7 @@ def iter_shapes(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
     for number, layer in enumerate(spec.layers):
         for name, shape in layer_shapes(spec, layer).items():
             yield layer_prefix(number) + name, shape
-    yield FINAL_NORM, (spec.hidden_size,)
+    yield spec.names.final_norm, (spec.hidden_size,)
     if not spec.tie_word_embeddings:
         yield HEAD, (spec.vocab_size, spec.hidden_size)
 
@@ -92,9 +92,13 @@ def num_parameters(spec: DecoderSpec) -> int:
 def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the shapes of one layer's tensors, without the layer's prefix."""
     hidden, attention, names = spec.hidden_size, layer.attention, spec.names
-    shapes: dict[str, Shape] = {f"{NORM_BEFORE_ATTENTION}.weight": (hidden,)}
+    shapes: dict[str, Shape] = {f"{names.norm_before_attention}.weight": (hidden,)}
     if isinstance(attention, DeltaNetSpec):
         shapes |= _delta_net_shapes(spec, attention)
+    elif isinstance(attention, ShortConvSpec):
+        widths = {"in_proj": 3 * hidden, "out_proj": hidden}
+        shapes |= {f"{names.convolution}{name}.weight": (width, hidden) for name, width in widths.items()}
+        shapes[f"{names.convolution}conv.weight"] = (hidden, 1, attention.kernel)
     else:
         shapes |= _attention_shapes(spec, attention)
     if layer.norms_after:
@@ -123,6 +127,8 @@ def _experts_shapes(spec: DecoderSpec, mixture: ExpertsSpec) -> dict[str, Shape]
     names, hidden, size, bias = spec.names, spec.hidden_size, mixture.size, mixture.bias
     gate, up, down = names.expert_parts
     shapes = _product(names.router, mixture.num_experts, hidden, bias)
+    if mixture.choice_bias:
+        shapes[names.choice_bias] = (mixture.num_experts,)
     for number in range(mixture.num_experts):
         prefix = names.expert.format(number)
         shapes |= _product(prefix + gate, size, hidden, bias)
@@ -138,8 +144,8 @@ def _experts_shapes(spec: DecoderSpec, mixture: ExpertsSpec) -> dict[str, Shape]
 
 def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, Shape]:
     """Return the shapes of attention: of a gated head the queries first. Keys may be those of another layer."""
-    hidden, q_size, kv_size = spec.hidden_size, attention.q_size, attention.kv_size
-    if spec.names.fused_qkv:
+    hidden, q_size, kv_size, names = spec.hidden_size, attention.q_size, attention.kv_size, spec.names
+    if names.fused_qkv:
         widths = {"qkv_proj": q_size + 2 * kv_size}
     else:
         widths = {f"{name}_proj": kv_size for name in kv_products(attention)}
@@ -148,13 +154,13 @@ def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, 
     for name, width in widths.items():
         shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
     if attention.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (attention.head_dim,)
+        shapes[f"{names.q_norm}.weight"] = (attention.head_dim,)
         if attention.kv_layer is None:
-            shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+            shapes[f"{names.k_norm}.weight"] = (attention.head_dim,)
     if attention.wide_qk_norm:
-        shapes["self_attn.q_norm.weight"] = (q_size,)
-        shapes["self_attn.k_norm.weight"] = (kv_size,)
-    shapes |= _product("self_attn.o_proj", hidden, q_size, attention.out_bias)
+        shapes[f"{names.q_norm}.weight"] = (q_size,)
+        shapes[f"{names.k_norm}.weight"] = (kv_size,)
+    shapes |= _product(names.attention_out, hidden, q_size, attention.out_bias)
     return shapes | {SINKS: (attention.num_heads,)} if attention.sinks else shapes
 
 

@@ -21,6 +21,7 @@ from faser.engine.checkpoints.families.architecture import (
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
+    ShortConvSpec,
 )
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.tensors import Ints
@@ -69,11 +70,13 @@ class ExpertsWeights:
     """router: in the type of the activations, whatever other weights have. experts: in their order.
 
     shared: which every row passes, and then the last row of the router is its gate; None: there is none.
+    choice_bias: float32 [E]; None: there is none.
     """
 
     router: PackedLinear
     experts: tuple[NetworkWeights, ...]
     shared: NetworkWeights | None
+    choice_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,8 @@ class DeltaNetWeights:
 class LayerWeights:
     """qkv: queries, keys, values stacked; behind them the gates of gated attention, or z of a delta net.
 
-    Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. delta_net: None: the layer has attention.
+    Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. delta_net, short_conv: None: the layer
+    has attention, or the other.
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     sinks: float32 [Hq]; None: there are none. scale: what the layer's results are multiplied by.
@@ -141,6 +145,7 @@ class LayerWeights:
     network: NetworkWeights | ExpertsWeights
     norm_after: Tensor | None
     delta_net: DeltaNetWeights | None = None
+    short_conv: Tensor | None = None
     beside: ExpertsBesideWeights | None = None
     token_inputs: TokenLayerWeights | None = None
     scale: float = 1.0
@@ -190,7 +195,7 @@ def pack_weights(
     layers = tuple(
         packer.layer(tensors.layer_prefix(number), layer, spec) for number, layer in enumerate(spec.layers)
     )
-    final_norm = packer.norm(tensors.FINAL_NORM, plus_one=spec.plus_one) * spec.logit_scale
+    final_norm = packer.norm(spec.names.final_norm, plus_one=spec.plus_one) * spec.logit_scale
     head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
     return DecoderWeights(
         embedding=embedding,
@@ -255,6 +260,7 @@ class Packer:
                 router=self._floats(*(f"{prefix}{name}" for name in gates)),
                 experts=tuple(expert(names.expert.format(number)) for number in range(spec.num_experts)),
                 shared=expert(names.shared_expert) if has_shared else None,
+                choice_bias=self.norm(f"{prefix}{names.choice_bias}") if spec.choice_bias else None,
             )
 
         def expert(of: str) -> NetworkWeights:
@@ -285,17 +291,20 @@ class Packer:
         if isinstance(attention, DeltaNetSpec):
             qkv = self._qkvz(f"{prefix}{tensors.LINEAR}", attention, fused=names.fused_qkvz)
             sinks, out = None, f"{tensors.LINEAR}out_proj"
+        elif isinstance(attention, ShortConvSpec):
+            qkv = stack(f"{names.convolution}in_proj")
+            sinks, out = None, f"{names.convolution}out_proj"
         else:
             order = tensors.head_order(attention)
             turning = (attention.num_heads, attention.num_kv_heads)
             of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
             qkv = self._qkv(prefix, attention, order, fused=names.fused_qkv)
-            sinks, out = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None, "self_attn.o_proj"
+            sinks, out = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None, names.attention_out
         return LayerWeights(
-            input_norm=norm(tensors.NORM_BEFORE_ATTENTION),
+            input_norm=norm(names.norm_before_attention),
             qkv=qkv,
-            q_norm=norm("self_attn.q_norm", of_norms[0]),
-            k_norm=norm("self_attn.k_norm", of_norms[1]),
+            q_norm=norm(names.q_norm, of_norms[0]),
+            k_norm=norm(names.k_norm, of_norms[1]),
             sinks=sinks,
             attention_out=stack(out),
             norm_after_attention=norm(names.norm_after_attention) if layer.norms_after else None,
@@ -303,6 +312,9 @@ class Packer:
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
             delta_net=self._delta_net(prefix, layer, spec),
+            short_conv=self._convolution(f"{prefix}{names.convolution}conv.weight")
+            if isinstance(attention, ShortConvSpec)
+            else None,
             beside=None if layer.experts is None else beside(layer.experts),
             token_inputs=None if spec.token_inputs is None else of_tokens(),
             scale=float(self.norm(f"{prefix}{tensors.SCALE}")) if layer.scaled else 1.0,
@@ -342,14 +354,18 @@ class Packer:
         if not isinstance(layer.attention, DeltaNetSpec):
             return None
         prefix = f"{prefix}{tensors.LINEAR}"
-        conv = self._stacked((f"{prefix}conv1d.weight",), dtype=torch.float32).to(self._backend.device)
         return DeltaNetWeights(
             rates=self._rates(prefix, layer.attention, fused=spec.names.fused_rates),
-            conv=conv[:, 0].t().contiguous(),
+            conv=self._convolution(f"{prefix}conv1d.weight"),
             decay=-self.norm(f"{prefix}A_log").exp(),
             dt_bias=self.norm(f"{prefix}dt_bias"),
             norm=self.norm(f"{prefix}norm.weight"),
         )
+
+    def _convolution(self, name: str) -> Tensor:
+        """The weights of a causal convolution of each channel, [kernel, channels] float32."""
+        stored = self._stacked((name,), dtype=torch.float32).to(self._backend.device)
+        return stored[:, 0].t().contiguous()
 
     def token_inputs(self) -> TokenWeights:
         return TokenWeights(

@@ -130,15 +130,14 @@ class GraphRunner(Runner):
         graph.replay()
         return self._decoder.logit_rows[: len(rows)]
 
-    def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        logits, graphs = self.logits(rows), self._graphs
-        flags = requests.truncation_flags
-        graph = None if graphs is None else graphs.sampler(len(rows), flags)
+    def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
+        flags, graphs = requests.truncation_flags, self._graphs
+        graph = None if graphs is None else graphs.sampler(len(logits), flags)
         if graph is None:
             return self._device_sampler.take(logits, requests)
         self._device_sampler.send(requests, flags)
         graph.replay()
-        return self._device_sampler.taken(len(rows))
+        return self._device_sampler.taken(len(logits))
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         flags, graphs = requests.truncation_flags, self._graphs

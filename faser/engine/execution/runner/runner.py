@@ -8,7 +8,8 @@ rows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateShape, StateStep
-from faser.kernels.interface.graph_capture import StagingBuffer
+from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
@@ -220,8 +221,17 @@ class Runner:
 
     def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the token that follows each of these rows of the last forward."""
+        return self.sample_from(self.logits(rows), requests)
+
+    def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
+        """Sample a token from each row of the last `logits`, which may have been edited in place."""
         assert self._token_sampler is not None, "this runner only gives logits"
-        return self._token_sampler.take(self.logits(rows), requests)
+        return self._token_sampler.take(logits, requests)
+
+    def read_back(self, values: Tensor) -> Readback:
+        """Start the way of these values to the host; later work may overwrite them."""
+        capture = self._backend.graph_capture
+        return ReadyValues(values) if capture is None else capture.readback((values,))
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin."""
@@ -238,6 +248,16 @@ class Runner:
     def follow_on(self) -> PendingTokens:
         """Launch the next pass that continue_drafts has prepared, and sample its tokens."""
         raise AssertionError("continue_drafts has prepared no pass")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyValues:
+    """Readback where nothing travels while the host does something else."""
+
+    values: Tensor
+
+    def wait(self) -> tuple[NDArray[Any], ...]:
+        return (self.values.numpy(force=True),)
 
 
 def with_experts_counted(

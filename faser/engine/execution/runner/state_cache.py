@@ -100,7 +100,7 @@ class Snapshots:
     def __init__(self, states: KeptStates, shape: StateShape) -> None:
         self._num_tokens = [0] * shape.num_snapshots
         self._layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of slots, then of snapshots
-        for (state, inputs), layer in zip(states.kept(), filter(None, shape.layers), strict=True):
+        for (state, inputs), layer in zip(states.kept(), shape.shapes, strict=True):
             saved_state = state.new_empty(shape.num_snapshots, *state.shape[1:])
             saved_inputs = inputs.new_empty(shape.num_snapshots, layer.kernel - 1, layer.channels)
             self._layers.append((state, inputs, saved_state, saved_inputs))

@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 
 from faser.kernels.interface.sampling import RACE_BLOCK
 
-_FEWEST = 64  # entries taken at least, so that a tie at the edge of the result rarely reaches the last one
 _BLOCK = 256  # columns of a block, where one entry is searched for
 _SMALL_BLOCK = 64  # columns of a block, where several entries are searched for: each entry costs a block
 
@@ -79,16 +78,6 @@ def leading(values: Tensor, width: int) -> Leading:
     ordered, order = values.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
     num_sure = (ordered > ordered[:, -1:]).sum(-1)
     return Leading(values=ordered, token_ids=token_ids.gather(-1, order), num_sure=num_sure)
-
-
-def first(values: Tensor, width: int) -> Tensor:
-    """Token ids [R, min(width, V)] of the first entries of the order, all of them certain."""
-    found = leading(values, max(_FEWEST, 2 * width))
-    token_ids = found.token_ids[:, :width]
-    unsure = (found.num_sure < width).nonzero()[:, 0]
-    if len(unsure) and found.token_ids.shape[-1] < values.shape[-1]:
-        token_ids[unsure] = leading(values[unsure], values.shape[-1]).token_ids[:, :width]
-    return token_ids
 
 
 def _largest(values: Tensor, width: int) -> Tensor:

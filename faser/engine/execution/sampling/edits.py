@@ -78,6 +78,10 @@ class LogitsProcessor(ABC, Generic[Asked]):
         """Each slot's sequence is extended by its token, in this order; a slot may occur several times."""
         raise AssertionError(f"its edits do not depend on {token_ids} of slots {slots}")
 
+    def is_late(self, slot: int) -> bool:  # noqa: ARG002
+        """Return whether the slot's next edit is still being computed; it need not be one of `slots`."""
+        return False
+
     def release(self, slot: int) -> None:
         """The slot is free; it need not be one of `slots`."""
         self._by_slot.pop(slot, None)

@@ -221,6 +221,9 @@ class Structure(LogitsProcessor[None]):
             if slot in structured:
                 self._matchers.accept(slot, *[token_id for _, token_id in tokens])
 
+    def is_late(self, slot: int) -> bool:
+        return self._matchers.is_late(slot)
+
     def release(self, slot: int) -> None:
         self._matchers.release(slot)
 

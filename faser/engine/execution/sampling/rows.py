@@ -12,7 +12,7 @@ the row after the last accepted one yields the bonus token, or the recovered tok
 Knows no rule of acceptance.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +23,10 @@ from torch import Tensor
 from faser.engine.execution.sampling.distribution import PROB_ONE
 from faser.engine.execution.sampling.edits import LogitsEdit, to_device
 from faser.engine.execution.sampling.kernels import race
-from faser.engine.execution.sampling.logprobs import position_logprobs
+from faser.engine.execution.sampling.logprobs import numbers_of, parts, position_logprobs, reports_of
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.tokens import sample_on_host
+from faser.kernels.interface.graph_capture import Readback
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
 from faser.types import PositionLogprobs, SequenceError
 
@@ -170,6 +171,7 @@ class LogitRows:
         asking = state.num_top
         self._scored = [row for row, slot in enumerate(self.slots.tolist()) if slot in asking] if asking else []
         self._raw = self._copied(logits, self._scored) if self._scored else None  # as the model gave them
+        self._numbers: Readback | None = None  # of the reports of these rows, where they are on their way already
 
     @property
     def drafts(self) -> list[tuple[int, ...]]:
@@ -252,6 +254,22 @@ class LogitRows:
         words = noise_words(seeds, self.positions, Purpose.ACCEPT, starts, self._kernels.philox)
         return to_device(uniforms(words), self.logits.device)
 
+    def score(self, tokens: Tensor, read_back: Callable[[Tensor], Readback]) -> None:
+        """Start the reports of tokens [R] that are being sampled on the device, so that nothing later delays them.
+
+        Where a row turns out to have no token, its report means nothing.
+        """
+        if self._raw is not None:
+            chosen = self._copied(tokens, self._scored).clamp_min(0)
+            width = max(self._num_top(self._scored))
+            numbers = [numbers_of(self._raw[part], chosen[part], width) for part in parts(self._raw)]
+            self._numbers = read_back(torch.cat(numbers))
+
+    def given(self, token_ids: Ints) -> StepTokens:
+        """Return the results for tokens [S] that were sampled from these logits elsewhere, one a sequence."""
+        self._found = token_ids
+        return self.results(self.layout.first, token_ids)
+
     def results(self, last: Ints, final_ids: Ints) -> StepTokens:
         """last: [S] the last row that each sequence reaches. final_ids: [S] the token sampled there."""
         layout = self.layout
@@ -291,14 +309,13 @@ class LogitRows:
         without = last[self.lacking[last]].tolist()
         if not without:
             return {}
-        sound = None if self._was_sound is None else self._was_sound.tolist()
-        slots = self.slots[without].tolist()
-        return {
-            row: SequenceError.NOT_FINITE
-            if sound is None or not sound[row]
-            else self.without_token.get(slot, SequenceError.NONE_ALLOWED)
-            for row, slot in zip(without, slots, strict=True)
-        }
+        found = {row: self.without_token.get(int(self.slots[row]), SequenceError.NONE_ALLOWED) for row in without}
+        if any(each is not None for each in found.values()):
+            sound = None if self._was_sound is None else self._was_sound.tolist()
+            for row, error in found.items():
+                if error is not None and (sound is None or not sound[row]):
+                    found[row] = SequenceError.NOT_FINITE
+        return found
 
     def _reports(
         self, raw: Tensor, last: Ints, errors: Container[int], token_ids: Ints
@@ -310,8 +327,15 @@ class LogitRows:
             return {}
         rows = [self._scored[i] for i in at]
         raw = raw if len(at) == len(raw) else self._copied(raw, at)
-        num_top = [self._state.num_top[int(self.slots[row])] for row in rows]
-        return dict(zip(rows, position_logprobs(raw, token_ids[rows].tolist(), num_top), strict=True))
+        if self._numbers is None:
+            found = position_logprobs(raw, token_ids[rows].tolist(), self._num_top(rows))
+        else:
+            found = reports_of(self._numbers.wait()[0][at], raw, token_ids[rows], self._num_top(rows))
+        return dict(zip(rows, found, strict=True))
+
+    def _num_top(self, rows: Sequence[int]) -> list[int]:
+        """Return how many alternatives these rows report."""
+        return [self._state.num_top[int(self.slots[row])] for row in rows]
 
     def _copied(self, values: Tensor, rows: list[int]) -> Tensor:
         if len(rows) == len(values):

@@ -84,6 +84,15 @@ class Sampler:
         special.append(self.state.num_top)
         return not any(special) or not any(slot in each for each in special if each for slot in slots)
 
+    def follows_output(self, slots: Sequence[int]) -> bool:
+        """Return whether the edits of any of these slots depend on its output so far."""
+        active = [each.slots for each in self._processors if each.slots and each.reads_output]
+        return any(slot in each for each in active for slot in slots)
+
+    def is_late(self, slot: int) -> bool:
+        """Return whether an edit that the slot's next token needs is still being computed."""
+        return any(each.is_late(slot) for each in self._processors)
+
     def metadata(
         self, slots: Sequence[int] | NDArray[np.int64], positions: Sequence[int] | NDArray[np.int64]
     ) -> SamplingMetadata:

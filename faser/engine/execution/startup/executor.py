@@ -129,6 +129,7 @@ class EngineParts:
             kv_cache_dtype=str(kv.dtype).removeprefix("torch."),
             weight_bytes=sum(each.weight_bytes for each in self.models),
             num_parameters=num_parameters(files.spec),
+            separate_layers=decoder.separate_layers,
         )
 
 

@@ -15,7 +15,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8
@@ -229,7 +229,7 @@ def state_shape(config: EngineConfig, model: CachedModel) -> StateShape | None:
     if not model.spec.has_states:
         return None
     bare = StateShape(
-        layers=tuple(None if each is None else delta_shape(each) for each in model.spec.delta_nets),
+        layers=mixer_shapes(model.spec),
         num_slots=config.max_num_seqs,
         most_drafts=0 if config.speculation.policy == "off" else config.speculation.cap,
         dtype=model.dtype,

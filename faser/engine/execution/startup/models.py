@@ -310,6 +310,7 @@ def _graph_sizes(config: EngineConfig, model: LoadedModel | LoadedHead) -> Graph
         requested=requested,
         block_size=config.block_size,
         tile_rows=sorted({*chain.from_iterable(tiles)}),
+        pairs=files.role is ModelRole.DRAFT,
     )
 
 

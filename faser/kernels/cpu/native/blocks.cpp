@@ -4,6 +4,7 @@
 // A low-bit product knows which one follows: while a thread waits, it fetches the first weights of its share of it.
 
 #include <cstring>
+#include <vector>
 
 #include "blocks.h"
 #include "calls.h"
@@ -13,13 +14,20 @@ using namespace faser;
 
 namespace {
 
+// Rows of x and out at any distance.
+void multiply_apart(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, int64_t x_stride,
+                    void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
+                    const FaserAnyLinear* following) {
+    if (by.linear) {
+        return faser_linear(pool, by.linear, x, x_stride, rows.rows, out, out_stride, out_dtype, residual, by.columns);
+    }
+    faser_low_bit_linear(pool, by.low_bit, x, x_stride, rows.dtype, rows.rows, out, out_stride, out_dtype, residual,
+                         by.columns, following ? following->low_bit : nullptr);
+}
+
 void multiply(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, void* out,
               int32_t out_dtype, const void* residual, const FaserAnyLinear* following) {
-    if (by.linear) {
-        return faser_linear(pool, by.linear, x, by.depth, rows.rows, out, by.columns, out_dtype, residual, by.columns);
-    }
-    faser_low_bit_linear(pool, by.low_bit, x, by.depth, rows.dtype, rows.rows, out, by.columns, out_dtype, residual,
-                         by.columns, following ? following->low_bit : nullptr);
+    multiply_apart(pool, by, rows, x, by.depth, out, by.columns, out_dtype, residual, following);
 }
 
 void normed_linear(Pool* pool, const FaserNormedLinear& by, const FaserBlockRows& rows, const void* hidden,
@@ -38,6 +46,49 @@ void add(Pool* pool, const FaserAnyLinear& product, const float* norm, float eps
     faser_rms_norm(pool, rows.normed, width, rows.rows, width, norm, eps, hidden, width, rows.dtype, hidden);
 }
 
+// hidden += norm(norm(down(inner)) + norm(experts)).
+void add_with_experts(Pool* pool, const FaserFeedForward& layer, const FaserExpertsBeside& beside,
+                      const FaserBlockRows& rows, void* hidden) {
+    static thread_local std::vector<char> memory;
+    const int64_t width = layer.down.columns, size = rows.rows * width * (rows.dtype == kFloat32 ? 4 : 2);
+    const int64_t apart = (size + 63) / 64 * 64;
+    if (int64_t(memory.size()) < 3 * apart + 64) memory.resize(3 * apart + 64);
+    char* both = memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
+    char *routed_by = both + apart, *given = routed_by + apart;
+    const auto norm = [&](const void* x, const float* weight, void* out, const void* residual) {
+        faser_rms_norm(pool, x, width, rows.rows, width, weight, layer.gate_up.eps, out, width, rows.dtype, residual);
+    };
+    multiply(pool, layer.down, rows, rows.inner, both, rows.dtype, nullptr, nullptr);
+    norm(both, beside.norm_after_network, both, nullptr);
+    norm(hidden, beside.router_norm, routed_by, nullptr);
+    norm(hidden, beside.norm, rows.normed, nullptr);
+    memset(given, 0, size);
+    faser_experts(pool, beside.experts, rows.normed, routed_by, rows.rows, given, rows.dtype);
+    norm(given, beside.norm_after, both, both);
+    norm(both, layer.norm_after, hidden, hidden);
+}
+
+void add_token_inputs(Pool* pool, const FaserFeedForward& layer, const FaserTokenInputs& given,
+                      const FaserBlockRows& rows, void* hidden, const FaserAnyLinear* following) {
+    const int64_t size = given.gate.columns, width = given.out.columns;
+    multiply_apart(pool, given.gate, rows, hidden, width, given.room, given.stride, rows.dtype, nullptr, &given.out);
+    faser_gate(pool, given.room, given.stride, rows.rows, size, given.room, given.stride, rows.dtype,
+               layer.activation);
+    multiply_apart(pool, given.out, rows, given.room, given.stride, rows.normed, width, rows.dtype, nullptr, following);
+    faser_rms_norm(pool, rows.normed, width, rows.rows, width, given.norm, layer.gate_up.eps, hidden, width, rows.dtype,
+                   hidden);
+}
+
+template <class T>
+void scale_rows(Pool* pool, float by, int64_t rows, int64_t width, T* x) {
+    pool->run(rows, [&](int64_t row) {
+        T* at = x + row * width;
+        int64_t i = 0;
+        for (; i + kLanes <= width; i += kLanes) store(at + i, load(at + i) * by);
+        for (; i < width; i++) narrow(widen(at[i]) * by, at + i);
+    });
+}
+
 // following: the product that is multiplied next, or null.
 void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRows& rows, const void* mixed,
                   void* hidden, const FaserAnyLinear* following) {
@@ -54,7 +105,15 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
     add(pool, layer.attention_out, layer.norm_after_attention, eps, rows, mixed, hidden, &layer.gate_up.product);
     normed_linear(pool, layer.gate_up, rows, hidden, layer.down.columns, rows.gate_up, rows.dtype, &layer.down);
     faser_gate(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype, layer.activation);
-    add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
+    if (layer.beside) {
+        add_with_experts(pool, layer, *layer.beside, rows, hidden);
+    } else {
+        add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
+    }
+    if (layer.token_inputs) add_token_inputs(pool, layer, *layer.token_inputs, rows, hidden, following);
+    if (layer.scale == 1.0f) return;
+    if (rows.dtype == kFloat32) return scale_rows(pool, layer.scale, rows.rows, layer.down.columns, (float*)hidden);
+    scale_rows(pool, layer.scale, rows.rows, layer.down.columns, (bf16*)hidden);
 }
 
 void append(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
@@ -68,7 +127,7 @@ void append(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, con
                        layer.eps, keys, stride, rows.dtype, nullptr);
     }
     faser_rope_append(pool, cache, plan, layer.heads.num_heads, qkv, stride, layer.angles,
-                      layer.query_angles, layer.q_norm, layer.k_norm, nullptr, layer.eps, rows.dtype);
+                      layer.query_angles, layer.q_norm, layer.k_norm, layer.v_norm, layer.eps, rows.dtype);
 }
 
 void attend(Pool* pool, const FaserLayer& layer, const FaserBlockRows& rows, const FaserCache* cache, FaserPlan* plan,
@@ -121,11 +180,13 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
             normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
                           &layer.feed_forward.attention_out);
         }
-        if (layer.delta_net) {
+        if (layer.short_conv) {
+            faser_short_conv(pool, layer.short_conv, &states->layers[number], states->step, qkv, mixed, rows->dtype);
+        } else if (layer.delta_net) {
             mix_by_state(pool, layer, *rows, &states->layers[number], *states, hidden, qkv, mixed);
         } else {
             append(pool, layer, *rows, &caches[number], plan, qkv);
-            attend(pool, layer, *rows, &caches[number], plan, qkv, mixed);
+            attend(pool, layer, *rows, &(layer.lent ? layer.lent : caches)[layer.kv_layer], plan, qkv, mixed);
         }
         feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
     }

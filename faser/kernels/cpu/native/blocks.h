@@ -25,6 +25,23 @@ struct FaserExperts {
     int32_t activation;   // FaserActivation
     const float* scales;  // [E], what the weight of each is multiplied by in the end; or null
     const FaserAnyLinear* shared;
+    int32_t sigmoid;           // weights are sigmoids of the logits, in place of a softmax
+    const float* choice_bias;  // [E], added to sigmoids for the choice alone; or null
+};
+
+// A mixture beside the network of a layer, whose results are added up. Norms: [H], before and after it, before the
+// router, and after the network.
+struct FaserExpertsBeside {
+    const FaserExperts* experts;
+    const float *norm, *router_norm, *norm_after, *norm_after_network;
+};
+
+// hidden += norm(out(activation(gate(hidden)) * p)). room: [rows, 2 P], `stride` values apart; the second half is p.
+struct FaserTokenInputs {
+    FaserAnyLinear gate, out;
+    const float* norm;
+    void* room;
+    int64_t stride;
 };
 
 struct FaserFeedForward {
@@ -35,6 +52,9 @@ struct FaserFeedForward {
     const float* norm_after_attention;  // [columns], of what attention adds, and of what the network adds; or null
     const float* norm_after;
     const FaserExperts* experts;  // in place of gate, up and down; or null. gate_up has the norm before it
+    const FaserExpertsBeside* beside;      // or null
+    const FaserTokenInputs* token_inputs;  // added in the end; or null
+    float scale;                           // what the stream is multiplied by then
 };
 
 struct FaserLayer {
@@ -45,6 +65,7 @@ struct FaserLayer {
     const float* query_angles;
     const float* q_norm;
     const float* k_norm;
+    const float* v_norm;
     const float* wide_q_norm;  // of all queries of a row together, and of all its keys; or null
     const float* wide_k_norm;
     float eps;
@@ -53,9 +74,13 @@ struct FaserLayer {
     int32_t gated;                   // attention is multiplied by gates, the last columns of qkv
     FaserNormedLinear rates;         // of the delta net
     const FaserDeltaNet* delta_net;  // in place of attention; or null
+    const FaserShortConv* short_conv;  // likewise
+    int64_t kv_layer;         // whose keys and values are read: its own number, or that of an earlier layer
+    const FaserCache* lent;   // those of the layers of another model, of which one is read; or null
 };
 
-// Where delta nets go on. layers: of each layer. rates: room for those of the step's rows.
+// Where delta nets and short convolutions go on. layers: of each layer. rates: room for those of the step's rows, or
+// null where no layer has any.
 struct FaserStatesOfStep {
     const FaserStates* layers;
     const FaserStateStep* step;
@@ -74,7 +99,7 @@ struct FaserBlockRows {
 // Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of
 // each layer, from number 0 on. following: the product after them, which is not computed here, or null. qkv, mixed:
 // room for the rows. captures: layers that have room for their inputs copy them there. states: null where no layer has
-// a delta net.
+// a state.
 void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
                   const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* caches,
                   FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures,

@@ -1,4 +1,4 @@
-// What a delta net and the states of its sequences are made of, as Python lays it out: mirrored in library.py.
+// What delta nets, short convolutions and the states of their sequences are made of, as Python lays it out: mirrored in library.py.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,13 @@ struct FaserDeltaNet {
     int32_t tiled;
 };
 
-// The states of a layer, of all slots. Rows and inputs of position p are at p modulo their number.
+// A short convolution of H channels, a multiple of 16.
+struct FaserShortConv {
+    int64_t channels, kernel;
+    const float* conv;  // [kernel, channels], the row's own last
+};
+
+// The states of a layer, of all slots; of a short convolution the inputs alone. Rows and inputs of position p are at p modulo their number.
 struct FaserStates {
     float* state;    // [slots, Hv, Dk, Dv], after whole chunks
     float* keys;     // [slots, Hk, rows, Dk]
@@ -47,4 +53,8 @@ struct FaserStateStep {
 // out [R, Hv Dv] = norm(o) silu(z) of the rows qkv [R, columns] and rates [R, 2 Hv], b then a. None has gaps.
 void faser_delta_net(faser::Pool* pool, const FaserDeltaNet* net, const FaserStates* states,
                      const FaserStateStep* step, const void* qkv, const float* rates, void* out, int32_t dtype);
+
+// out [R, H] = c conv(b x) of the rows bcx [R, 3 H]. None has gaps.
+void faser_short_conv(faser::Pool* pool, const FaserShortConv* net, const FaserStates* states,
+                      const FaserStateStep* step, const void* bcx, void* out, int32_t dtype);
 }

@@ -17,6 +17,7 @@ using namespace faser;
 namespace {
 
 constexpr int64_t kRows = 16;  // of a piece of work that is not a product
+constexpr float kSigmoidEps = 1e-6f;  // SIGMOID_EPS of kernels/interface/experts.py
 
 // Where each pair is. P: rows times top_k.
 struct Routing {
@@ -27,15 +28,41 @@ struct Routing {
     std::vector<FaserGroup> groups;
 };
 
-// The experts of a row by descending logits, of equal ones the lower first; then their weights.
-void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, float* weights) {
+// The experts of a row by what the router likes, descending, of equal ones the lower first.
+void choose(const float* liking, const FaserExperts& experts, int32_t* chosen) {
     const int64_t count = experts.num_experts, top = experts.top_k;
     for (int64_t e = 0, found = 0; e < count; e++) {
-        if (found == top && !(logits[e] > logits[chosen[top - 1]])) continue;
+        if (found == top && !(liking[e] > liking[chosen[top - 1]])) continue;
         int64_t place = found < top ? found++ : top - 1;
-        for (; place > 0 && logits[e] > logits[chosen[place - 1]]; place--) chosen[place] = chosen[place - 1];
+        for (; place > 0 && liking[e] > liking[chosen[place - 1]]; place--) chosen[place] = chosen[place - 1];
         chosen[place] = int32_t(e);
     }
+}
+
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+// By sigmoids of the logits, and a bias of each expert that counts for the choice alone.
+void choose_by_sigmoid(const float* logits, const FaserExperts& experts, int32_t* chosen, float* weights) {
+    static thread_local std::vector<float> liking;
+    const int64_t top = experts.top_k;
+    liking.resize(experts.num_experts);
+    for (int64_t e = 0; e < experts.num_experts; e++) {
+        liking[e] = sigmoid(logits[e]) + (experts.choice_bias ? experts.choice_bias[e] : 0);
+    }
+    choose(liking.data(), experts, chosen);
+    float total = kSigmoidEps;
+    for (int64_t k = 0; k < top; k++) total += weights[k] = sigmoid(logits[chosen[k]]);
+    for (int64_t k = 0; k < top; k++) {
+        if (experts.renormalise) weights[k] /= total;
+        if (experts.scales) weights[k] *= experts.scales[chosen[k]];
+    }
+}
+
+// The experts of a row by descending logits, then their weights.
+void choose(const float* logits, const FaserExperts& experts, int32_t* chosen, float* weights) {
+    if (experts.sigmoid) return choose_by_sigmoid(logits, experts, chosen, weights);
+    const int64_t count = experts.num_experts, top = experts.top_k;
+    choose(logits, experts, chosen);
     const float most = logits[chosen[0]];
     float total = 0;
     if (!experts.renormalise) {
@@ -91,7 +118,7 @@ void combine(Pool& pool, const Routing& routing, int64_t top, const float* given
         const int64_t* at = &routing.sorted[row * top];
         const float* weights = &routing.weight[row * top];
         const float* more = shared.given ? shared.given + row * width : nullptr;
-        const float share = more ? 1 / (1 + std::exp(-shared.gate[row * shared.stride])) : 0;
+        const float share = more ? sigmoid(shared.gate[row * shared.stride]) : 0;
         int64_t i = 0;
         for (; i + kLanes <= width; i += kLanes) {
             vf total = {};

@@ -201,6 +201,7 @@ class FixedPlan:
         assert size.rows_each is None or size.rows == size.sequences * size.rows_each, size
         self.block_size = block_size
         self.one_row_each = size.one_row_each
+        self.most_rows_each = 1 if size.one_row_each else size.rows_each or size.rows
         self._rows_each = size.rows_each
         self._wrappers = wrappers
         sequences = num_planned(size)

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map, quants
+from gguf import (
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+    quants,
+)
 from gguf.constants import MODEL_ARCH_NAMES
 
 from tests.checkpoints import tiny_tokenizer
@@ -211,6 +218,12 @@ def convert(
         writer.add_nextn_predict_layers(1)
         weights = _with_nextn(weights, config["num_hidden_layers"])
         config = config | {"num_hidden_layers": config["num_hidden_layers"] + 1}
+    if architecture in ("lfm2", "lfm2moe"):  # the config states another size where it is adjusted
+        config = config | {"intermediate_size": len(weights["model.layers.0.feed_forward.w1.weight"])}
+        weights = {
+            name.replace("feed_forward.experts", "block_sparse_moe.experts"): each
+            for name, each in weights.items()
+        }
     _add_sizes(writer, config)
     _add_rope(writer, config, architecture)
     _add_own_keys(writer, config, architecture)
@@ -231,12 +244,13 @@ def convert(
         if changed and architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + np.float32(1)
         values = values[0] if name.endswith("shared_expert_gate.weight") else values
+        values = values[:, 0] if name.endswith("conv.conv.weight") else values
         stored = name if ".nextn." in name else names.get_name(name, try_suffixes=(".weight", ".bias"))
         for of_hub, of_file in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
             if name.endswith(of_hub):
                 stored = f"blk.{name.split('.')[2]}.{of_file}.scale"
         assert stored is not None, f"the gguf library has no name for {name}"
-        stored += ".weight" if name.endswith(".sinks") else ""
+        stored += ".weight" if name.endswith(".sinks") else ".bias" if name.endswith("expert_bias") else ""
         unquantised = name.endswith(("bias", "conv1d.weight", "mlp.gate.weight"))
         kept = experts or quantization if values.ndim == 3 else quantization
         kept = GGMLQuantizationType.F32 if values.ndim == 1 or unquantised else kept
@@ -350,12 +364,14 @@ def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     if "per_layer_config" in config:  # of Gemma 4, which has keys of its own
         return
     if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    heads = config["num_key_value_heads"]
+    attends = [each == "full_attention" for each in config.get("layer_types") or ()]
+    writer.add_head_count_kv([heads * each for each in attends] if "conv_L_cache" in config else heads)
     if head_dim := config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -416,6 +432,15 @@ def _add_own_keys(writer: GGUFWriter, config: dict[str, Any], architecture: str)
             _add_gemma4(writer, config)
         case "mistral3" if beta := config["rope_parameters"].get("llama_4_scaling_beta"):
             writer.add_attn_temperature_scale(beta)
+        case "lfm2" | "lfm2moe":
+            writer.add_shortconv_l_cache(config["conv_L_cache"])
+            writer.add_vocab_size(config["vocab_size"])
+            if architecture == "lfm2moe":
+                writer.add_expert_count(config["num_experts"])
+                writer.add_expert_used_count(config["num_experts_per_tok"])
+                writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+                writer.add_leading_dense_block_count(config["num_dense_layers"])
+                writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
         case "qwen3vl":
             writer.add_num_deepstack_layers(2)
         case "gpt-oss":

@@ -15,8 +15,8 @@ from gguf.constants import GGML_QUANT_SIZES
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
-from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.engine.checkpoints.gguf_config import gguf_config
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, QK_NORMS, write_gguf
 

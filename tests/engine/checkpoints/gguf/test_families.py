@@ -17,12 +17,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from faser.engine.checkpoints.families import FAMILIES
+from faser.engine.checkpoints.families import FAMILIES, GGUF_ARCHITECTURES
 from faser.engine.checkpoints.families.architecture import DeltaNetSpec
 from faser.engine.checkpoints.files import read_model_config
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
-from faser.engine.checkpoints.gguf.config import gguf_config
-from faser.engine.checkpoints.gguf.families import ARCHITECTURES
+from faser.engine.checkpoints.gguf_config import gguf_config
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.execution.models.loader import open_source
 from faser.errors import ModelError
 from tests.checkpoints import random_weights
@@ -55,6 +54,8 @@ FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("granite-moe", "granitemoe", {}),
     ("granite-moe-biases", "granitemoe", {}),
     ("gpt-oss", "gpt-oss", {}),
+    ("lfm2", "lfm2", {}),
+    ("lfm2-moe", "lfm2moe", {"routed_scaling_factor": 1.0, "tie_word_embeddings": True}),
     ("qwen2", "qwen2vl", {}),
     ("qwen3", "qwen3vl", {}),
 ]
@@ -96,7 +97,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
 
 
 def test_the_list_of_families_names_the_architectures_of_files() -> None:
-    assert {name for family in FAMILIES for name in family.gguf} == set(ARCHITECTURES)
+    assert {name for family in FAMILIES for name in family.gguf} == set(GGUF_ARCHITECTURES)
 
 
 each_file = pytest.mark.parametrize("name, architecture", [(name, kind) for name, kind, _ in FILES])

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.engine.checkpoints.gguf_config import gguf_config
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 

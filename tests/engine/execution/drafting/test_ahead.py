@@ -238,7 +238,10 @@ def said_together(engine: Engine, asked: list[Request]) -> dict[str, list[int]]:
 
 def test_acceptance_at_given_rates_is_that_of_an_engine_that_reads_each_step(world: World) -> None:
     """Draft tokens are then parts of the answer, so these are the same only if all drafts are."""
-    config = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": (0.8, 0.5, 0.3)}
+    config: dict[str, Any] = {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": (0.8, 0.5, 0.3),
+    }
     reading, following = (engine_of(world, ahead=ahead, **config) for ahead in (False, True))
     assert said_together(following, together(40)) == said_together(reading, together(40))
     assert accepted(following) == accepted(reading)

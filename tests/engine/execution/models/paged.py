@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
@@ -72,9 +72,8 @@ class PagedModel:
         spec = self.decoder.spec
         if not spec.has_states:
             return None
-        layers = tuple(None if each is None else delta_shape(each) for each in spec.delta_nets)
         shape = StateShape(
-            layers=layers,
+            layers=mixer_shapes(spec),
             num_slots=num_sequences,
             most_drafts=MOST_DRAFTS,
             dtype=self.decoder.dtype,

@@ -16,8 +16,8 @@ from gguf import quants
 from torch import Tensor
 
 from faser.engine.checkpoints.files import GGUF_WEIGHTS
-from faser.engine.checkpoints.gguf.checkpoint import open_gguf
-from faser.engine.checkpoints.gguf.config import gguf_config
+from faser.engine.checkpoints.gguf_config import gguf_config
+from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import block_formats, gguf_rows

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.layers import delta_shape
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
@@ -112,9 +112,8 @@ class Side:
             block_size=BLOCK_SIZE,
             dtype=torch.bfloat16,
         )
-        nets = self.decoder.spec.delta_nets
         self.states = StateShape(
-            layers=tuple(None if each is None else delta_shape(each) for each in nets),
+            layers=mixer_shapes(self.decoder.spec),
             num_slots=SLOTS,
             most_drafts=MOST_DRAFTS,
             dtype=torch.bfloat16,

@@ -22,7 +22,6 @@ from faser.engine.execution.sampling.distribution import (
     choose,
     draw,
     final_probs,
-    first,
     first_and_margin,
     fixed_point_probs,
     kept_probs,
@@ -89,14 +88,6 @@ def test_leading_is_certain_of_all_but_ties_with_its_last_entry() -> None:
     assert leading(values, 3).num_sure.tolist() == [2]
     assert leading(values, 5).num_sure.tolist() == [4]
     assert leading(values, 6).num_sure.tolist() == [6]
-
-
-@pytest.mark.parametrize("num_levels", [1, 3, 30, 100_000])
-@pytest.mark.parametrize("width", [0, 1, 20, 63, 299, 300, 400])
-def test_first_is_the_order_whatever_the_ties(width: int, num_levels: int) -> None:
-    values = tied_values(10, 300, num_levels)
-
-    assert first(values, width).tolist() == [ordered_ids(row)[:width] for row in values]
 
 
 OFF = (0.0, 0, 1.0)

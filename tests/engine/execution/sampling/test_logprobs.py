@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from faser.engine.execution.sampling.logprobs import position_logprobs
+from tests.engine.execution.sampling.test_distribution import ordered_ids, tied_values
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -26,6 +27,15 @@ def test_reports_equal_a_plain_computation(tied: bool) -> None:
         assert report.rank == 1 + sum(value > chosen for value in values)
         assert [token_id for token_id, _ in report.top] == best
         assert [value for _, value in report.top] == pytest.approx([values[i] - total for i in best], abs=1e-5)
+
+
+@pytest.mark.parametrize("num_levels", [1, 3, 30, 100_000])
+@pytest.mark.parametrize("width", [0, 1, 20, 63, 299, 300, 400])
+def test_alternatives_are_the_first_of_the_order_whatever_the_ties(width: int, num_levels: int) -> None:
+    logits = tied_values(10, 300, num_levels)
+    reports = position_logprobs(logits, [7] * 10, [width] * 10)
+    found = [[token_id for token_id, _ in report.top] for report in reports]
+    assert found == [ordered_ids(row)[:width] for row in logits]
 
 
 def test_no_more_alternatives_are_reported_than_the_vocabulary_has() -> None:

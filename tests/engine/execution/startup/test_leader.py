@@ -51,7 +51,7 @@ def quiet(_stage: str, _done: int, _total: int) -> None: ...
             "qwen3_5_text",
             STATES,
             2,
-            "gated delta nets, which ranks cannot share; tensor_parallel_size is 2, it",
+            "recurrent states, which ranks cannot share; tensor_parallel_size is 2, it",
         ),
         ("gemma4_text", GEMMA4, 2, "ranks cannot share it; tensor_parallel_size is 2, it must be 1"),
     ],

@@ -55,6 +55,16 @@ def test_a_longer_layout_is_planned_again_when_a_sequence_gets_another_piece() -
     assert step.library.calls[f"{DECODE}.plan"] == 1
 
 
+def test_a_plan_serves_shorter_sequences_where_each_has_one_row_and_its_kernel_takes_empty_pieces() -> None:
+    """Several rows of a sequence are laid out by the pieces that the kernel counts, not by those planned."""
+    shape, alone = attention_shape(1, 4, 64), Captured(rows=SEQUENCES)
+    assert alone.plan.serves_shorter
+    assert not Captured(rows=SEQUENCES + 2).plan.serves_shorter
+    alone.plan._is_blank = True  # another layer of the captured ones
+    alone.plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=True))
+    assert not alone.plan.serves_shorter
+
+
 def test_rows_that_move_to_another_sequence_are_planned_again() -> None:
     step = Captured(rows=9)
     assert step.update([300, 100, 20], [1, 5, 2]) == 1

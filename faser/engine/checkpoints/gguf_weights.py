@@ -1,6 +1,6 @@
 """The weights of a GGUF file as those of a Hugging Face checkpoint: the hub's names, order and values.
 
-Undoes what llama.cpp does: its row order of q and k, and the one that it adds to norms. config.py makes
+Undoes what llama.cpp does: its row order of q and k, and the one that it adds to norms. gguf_config.py makes
 a config.json of the metadata. Imports torch only in GgufSource.get: the front-end opens files without it.
 """
 
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from faser.engine.checkpoints.families import gguf_architecture
 from faser.engine.checkpoints.families.architecture import MOST_EXPERTS
-from faser.engine.checkpoints.gguf.families import (
+from faser.engine.checkpoints.families.drafters import MTP_TENSORS
+from faser.engine.checkpoints.families.family import (
     A_LOG,
     BARE,
-    CONVOLUTION,
+    CONVOLUTIONS,
     DELTA_NORM,
     DRAFT_IDS,
     EXPERT,
     GATE_UP,
-    MTP_TENSORS,
     VECTORS,
-    architecture_of,
 )
 from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
@@ -45,7 +45,7 @@ _OUTER_NAMES = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _HALVES = ("gate_proj", "up_proj")
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+?(?:\.scale)?)(?:\.(weight|bias))?")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias))?")
 _MTP_TENSOR = re.compile(r"blk\.\d+\.(nextn\.\w+)\.weight")
 _OF_ROPE = (LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
@@ -68,7 +68,7 @@ class GgufSource:
     def __init__(self, file: GgufFile) -> None:
         """Raises ModelError that names a tensor without a Hugging Face name."""
         self._file = file
-        architecture, name = architecture_of(file), file.require("general.architecture", str)
+        architecture, name = gguf_architecture(file), file.require("general.architecture", str)
         self._plus_one = architecture.plus_one
         num_layers = None
         if architecture.drafting_layers:
@@ -109,7 +109,7 @@ class GgufSource:
         place = self._stored[name]
         shape = self._file.shape(place.tensor)
         shape = shape if place.part is None else shape[1:]
-        if name.endswith(f"{CONVOLUTION}.weight"):
+        if name.endswith(CONVOLUTIONS):
             return (shape[0], 1, *shape[1:])
         if name.endswith(VECTORS):
             return (1, math.prod(shape))
@@ -121,7 +121,7 @@ class GgufSource:
         values = self._in_order(name, place.rows(self._file.array(place.tensor, place.part)))
         if name.endswith(A_LOG):
             return np.log(-values)
-        if name.endswith(f"{CONVOLUTION}.weight"):
+        if name.endswith(CONVOLUTIONS):
             return values[:, None]
         if name.endswith(VECTORS):
             return values.reshape(1, -1)

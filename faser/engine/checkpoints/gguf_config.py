@@ -1,13 +1,15 @@
 """A GGUF file's metadata as a config.json.
 
-Knows the keys that architectures share; families.py has those of each, rope.py those of the rotary embedding.
+Knows the keys that architectures share; families/*.py have those of each, gguf/rope.py those of the rotary
+embedding.
 Refuses metadata without a counterpart in config.json; the model families check everything else.
 """
 
 from pathlib import Path
 from typing import Any
 
-from faser.engine.checkpoints.gguf.families import Architecture, architecture_of
+from faser.engine.checkpoints.families import gguf_architecture
+from faser.engine.checkpoints.families.family import GgufArchitecture
 from faser.engine.checkpoints.gguf.file import GgufFile, shortest
 from faser.engine.checkpoints.gguf.rope import rope_fields
 from faser.errors import ModelError
@@ -25,7 +27,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Config dict of an open GGUF file; see gguf_config."""
-    architecture, name = architecture_of(file), file.require("general.architecture", str)
+    architecture, name = gguf_architecture(file), file.require("general.architecture", str)
     experts = file.get(f"{name}.expert_count", int, 0)
     if experts and not architecture.experts:
         raise ModelError(f"{file.path} is a mixture of {experts} experts; {name} files may be none")
@@ -66,14 +68,14 @@ def eos_token_ids(file: GgufFile) -> list[int]:
 
 
 def _vocab_size(file: GgufFile) -> int:
-    if architecture_of(file).drafter:
+    if gguf_architecture(file).drafter:
         return len(file.require_list("tokenizer.ggml.tokens", str))
     if not file.has_tensor("token_embd.weight"):
         raise ModelError(f"{file.path} has no tensor token_embd.weight")
     return file.shape("token_embd.weight")[0]
 
 
-def _sizes(file: GgufFile, architecture: str, family: Architecture) -> dict[str, Any]:
+def _sizes(file: GgufFile, architecture: str, family: GgufArchitecture) -> dict[str, Any]:
     """A list, where layers differ, is refused, unless the family has sizes_by_layer."""
     num_heads, partial_rotary = file.size(f"{architecture}.attention.head_count"), family.partial_rotary
     hidden_size = file.size(f"{architecture}.embedding_length")

@@ -1,0 +1,155 @@
+"""Phase `few_row_mixtures`: mixtures of up to 8 rows in three launches, against the separate ones; padded steps.
+
+    layers   one layer, norm and router included, each way: its time with weights in no cache, how far its result
+             is from the separate launches', whether a row has the same bits alone, and experts read
+    cells    whole steps by the runner, with what was predicted: the way is the one that was faster at start
+
+Steps of five rows run in a graph of eight. Where `experts_read` of a padded layer is not that of its valid rows,
+padding reads experts.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.decoding.mixture_tiles import weights
+from benchmarks.gpu.decoding.mixtures import cell_of, wanted_for
+from benchmarks.gpu.engines import Opened, with_engine
+from benchmarks.gpu.families import cut_to_fit, experts_of
+from benchmarks.gpu.models import Config
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import ExpertsSpec
+from faser.kernels.cuda.choices import GraphClock, KernelClock, Way
+from faser.kernels.cuda.flashinfer.few_row_mixtures import SEPARATE
+from faser.kernels.cuda.triton.experts import experts
+from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
+from faser.kernels.cuda.triton.layer_ops import rms_norm
+
+# Before the day. A step of Qwen3-30B-A3B took 3.87 ms at one sequence, 8.69 at eight, and about 8.5 with five rows
+# of one, of which three were padding that read experts. Three launches instead of seven save 16 us a layer.
+PREDICTED_MS = {(1, 1): 3.1, (1, 5): 6.9, (8, 1): 7.9}
+_SHAPES = ((1, 1), (2, 2), (4, 4), (8, 8), (8, 5))  # rows, and those that are no padding
+_DRY_SHAPES = ((1, 1), (2, 1))
+_EPS = 1e-6
+_LOADING_S = 25.0
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else _HostClock()
+    for config in plan.sizes.mixtures:
+        if desk.may_begin(f"{config['model_type']}: layers"):
+            layer = Layer.made(config, plan.device)
+            for rows, valid in _DRY_SHAPES if plan.dry_run else _SHAPES:
+                for row in measured(layer, rows, valid, clock):
+                    desk.append("layers", {"model": str(config["model_type"]), **row})
+    config = plan.sizes.mixtures[0]
+    if desk.may_begin("loading", needs_s=0.0 if plan.dry_run else _LOADING_S):
+        cut = cut_to_fit(config, plan.memory_bytes, sequences=8, context=plan.sizes.context)
+        with_engine(
+            plan, wanted_for(plan, cut, list(PREDICTED_MS), graph_rows=(1, 8)), partial(_cells, plan, desk)
+        )
+
+
+def _cells(plan: Plan, desk: Desk, opened: Opened) -> None:
+    for (sequences, rows_each), predicted in PREDICTED_MS.items():
+        if desk.may_begin(f"{sequences} sequences, {rows_each} rows each"):
+            desk.append("cells", cell_of(plan, desk, opened, sequences, rows_each) | {"predicted_ms": predicted})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One mixture with its norm and router. read: counts its experts."""
+
+    network: ExpertsSpec
+    kernels: FewRowExperts
+    norm: Tensor
+    read: Tensor
+
+    @classmethod
+    def made(cls, config: Config, device: str) -> "Layer":
+        spec = decoder_spec(config)
+        network, hidden = experts_of(spec), spec.hidden_size
+        random = torch.Generator(device).manual_seed(1)
+        router = torch.randn((network.num_experts, hidden), generator=random, device=device) / math.sqrt(hidden)
+        kernels = FewRowExperts(
+            networks=weights(network, hidden, device, 0),
+            router=router.to(torch.bfloat16),
+            router_bias=None,
+            top_k=network.top_k,
+            renormalise=network.renormalise,
+            activation=network.activation.value,
+            scales=None,
+            shares=False,
+        )
+        read = torch.zeros(1, dtype=torch.int64, device=device)
+        return cls(network=network, kernels=kernels, norm=torch.ones(hidden, device=device), read=read)
+
+    def separate(self, x: Tensor, slots: Tensor) -> Tensor:
+        kernels, into = self.kernels, torch.zeros_like(x)
+        normed = rms_norm(x, self.norm, _EPS, torch.empty_like(x))
+        experts(
+            kernels.networks,
+            normed,
+            torch.mm(normed, kernels.router.t()).float(),
+            into,
+            self.read,
+            slots=slots,
+            top_k=kernels.top_k,
+            renormalise=kernels.renormalise,
+            activation=kernels.activation,
+        )
+        return into
+
+    def in_three(self, tiles: str, x: Tensor, slots: Tensor) -> Tensor:
+        into = torch.zeros_like(x)
+        self.kernels(x, self.norm, _EPS, into, self.read, slots, tiles=FEW_ROW_TILES[tiles])
+        return into
+
+    @property
+    def ways(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        return {SEPARATE: self.separate} | {name: partial(self.in_three, name) for name in FEW_ROW_TILES}
+
+
+@torch.inference_mode()
+def measured(layer: Layer, rows: int, valid: int, clock: KernelClock) -> Iterator[Json]:
+    """Each way over rows, of which the first `valid` ones are no padding."""
+    device = layer.norm.device
+    x = torch.randn((rows, len(layer.norm)), generator=torch.Generator(device).manual_seed(rows), device=device)
+    x, slots = x.to(torch.bfloat16), torch.arange(rows, device=device)
+    slots[valid:] = -1
+    wanted = layer.separate(x, slots)
+    for name, way in layer.ways.items():
+        before = int(layer.read)
+        found = way(x, slots)
+        read = int(layer.read) - before
+        alone = torch.cat([way(x[at : at + 1], slots[at : at + 1]) for at in range(rows)])
+        yield {
+            "rows": rows,
+            "valid": valid,
+            "way": name,
+            "us": round(1e6 * clock.seconds(partial(way, x, slots)), 2),
+            "difference": round(float((found - wanted).abs().max() / wanted.abs().max()), 6),
+            "same_bits_alone": bool(torch.equal(found, alone)),
+            "padding_unchanged": not bool(found[valid:].any()),
+            "experts_read": read,
+        }
+
+
+class _HostClock:
+    """Times work on a CPU."""
+
+    def seconds(self, work: Way) -> float:
+        taken = []
+        for _ in range(2):
+            began_s = perf_counter()
+            work()
+            taken.append(perf_counter() - began_s)
+        return statistics.median(taken)
