@@ -385,7 +385,8 @@ class SeparateBlocks:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps, size = block.gate_up.eps, block.size or buffers.inner.shape[1]
+        eps = block.gate_up.eps if block.after_eps is None else block.after_eps
+        size = block.size or buffers.inner.shape[1]
         gate_up, inner = columns_of(buffers.gate_up, 2 * size), columns_of(buffers.inner, size)
         self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
         self.normed_linear(hidden, block.gate_up, gate_up, buffers)
