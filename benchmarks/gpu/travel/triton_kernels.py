@@ -197,8 +197,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_settle": [{"BY_PROB": False}],
     "_chunk_probs": [{"WRITE": False}],
     "_draw": [{"GIVEN": True}],
-    "_drawn_draft": [{"GIVEN": True}],
-    "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [
         {"AS_FP8": True},
         {"NORMED": 0},
