@@ -1,1 +1,1 @@
-"""Measurements of FASER; run from the repository's root as modules, e.g. `python -m benchmarks.peers.run`."""
+"""Measurements of FASER; `python -m benchmarks --help`, from the repository's root, lists the programs."""

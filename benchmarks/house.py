@@ -1,6 +1,6 @@
 """Counts how large the package is and how it is cut, in one checkout or several side by side.
 
-    python -m benchmarks.house OUT.json CHECKOUT [CHECKOUT ...]
+    python -m benchmarks house OUT.json CHECKOUT [CHECKOUT ...]
 
 Of `faser/` in each checkout, as git has it: lines, and those that are code; modules that are no `__init__`, and
 folders; classes, Protocols, and public classes that two modules define; `| None`, and `is None` or `is not None`.
@@ -92,7 +92,3 @@ def main() -> None:
         counts[commit.stdout.strip()] = counted(checkout)
     options.out.write_text(json.dumps(counts, indent=1) + "\n")
     print(table(counts))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,6 @@
-"""python -m benchmarks.open_responses FOLDER [--bun BUN] [--out FILE]: the Open Responses compliance suite.
+"""Runs the Open Responses compliance suite against a server with the default model.
+
+    python -m benchmarks open_responses FOLDER [--bun BUN] [--out FILE]
 
 FOLDER: a checkout of github.com/openresponses/openresponses with the package zod installed. A server with the
 default model and a store of responses answers. So small a model calls a function only when it must: a proxy sets
@@ -77,7 +79,3 @@ def summary(results: list[dict[str, Any]], commit: str) -> dict[str, Any]:
 def _commit(folder: Path) -> str:
     command = ["git", "-C", str(folder), "log", "-1", "--format=openresponses %h of %cs"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

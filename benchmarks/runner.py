@@ -150,11 +150,11 @@ def named(text: str) -> tuple[str, str]:
 
 
 def about(program: str, arguments: Sequence[str] | None = None, cores: Sequence[int] = ()) -> Json:
-    """Return the head of a result. program: as `python -m` takes it. cores: that were used; none given: all."""
+    """Return the head of a result. program: its name. cores: that were used; none given: all."""
     given = sys.argv[1:] if arguments is None else arguments
     shown = [Path(each).name if _is_path(each) else each for each in given]
     return {
-        "command": portable(shlex.join(["python", "-m", program, *shown])),
+        "command": portable(shlex.join(["python", "-m", "benchmarks", program, *shown])),
         "commit": git_commit(),
         "machine": describe_machine(cores or sorted(os.sched_getaffinity(0))),
     }

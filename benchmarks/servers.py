@@ -229,7 +229,7 @@ class WatchedServer(Server):
 
     def __init__(self, folder: Path, flags: Sequence[str]) -> None:
         self._socket = folder / "tasks"
-        program = (sys.executable, "-m", "benchmarks.serving.watched_server", str(self._socket))
+        program = (sys.executable, "-m", "benchmarks", "serving.watched_server", str(self._socket))
         super().__init__(faser_recipe("server", flags, folder, *program), grace_s=0)
         self.front_end = psutil.Process(self._process.pid)
 

@@ -293,6 +293,9 @@ class ScriptedExecutor:
         for rows in plan.rows:
             line = self._lines[rows.slot]
             assert rows.token_ids, "a sequence in the plan has rows"
+            if (max_tokens := line.start.sampling.max_tokens) is not None:
+                last = max(line.start.prompt_len + max_tokens - 1, line.start.prompt_len)
+                assert rows.start + len(rows.token_ids) <= last, "a row is behind the last token that is asked for"
             path = self._path(rows)
             for position, token_id in enumerate(rows.token_ids, rows.start):
                 place = self._place(line, position)

@@ -1,1 +1,1 @@
-"""Gains of each part of speculation under a real trace of arrivals: `python -m benchmarks.ablation OUT`."""
+"""Gains of each part of speculation under a real trace of arrivals: `python -m benchmarks ablation OUT`."""

@@ -1,8 +1,8 @@
 """Gains of each part of speculation, under the arrivals of a real trace.
 
-    python -m benchmarks.ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
+    python -m benchmarks ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
         [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]
-    python -m benchmarks.ablation OUT --trace AZURE.csv --prompts QUESTIONS.jsonl --load 0.5,0.8 --at-a-time 64
+    python -m benchmarks ablation OUT --trace AZURE.csv --prompts QUESTIONS.jsonl --load 0.5,0.8 --at-a-time 64
 
 Arms, each the one before with one thing more: off; fixed:3; +lengths (policy faser); +overlap (drafting ahead
 where it pays). Without --drafter drafts come from text, as with default flags, and the arms are off and default.
@@ -23,6 +23,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,18 +50,18 @@ _METHOD = "draft_model"
 _TEXT_ARMS = (FLOOR, DEFAULT.name)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """1 if an answer was not that of the other arms."""
     asked = parser().parse_args(arguments)
     if not asked.prompts:
         sys.exit(f"--prompts or {PROMPTS_VARIABLE} has to name a file of questions, as of Spec-Bench")
     try:
-        return _measure(asked, arguments)
+        return _measure(asked, sys.argv[1:] if arguments is None else arguments)
     except (ConfigError, RequestError) as error:
         sys.exit(str(error))
 
 
-def _measure(asked: argparse.Namespace, arguments: list[str]) -> int:
+def _measure(asked: argparse.Namespace, arguments: Sequence[str]) -> int:
     wanted = wanted_of(asked)
     campaign = _campaign(asked, wanted)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -141,13 +142,13 @@ def base_of(wanted: Wanted) -> str:
 
 
 def about_of(
-    asked: argparse.Namespace, arguments: list[str], bearing: Bearing, campaign: Campaign
+    asked: argparse.Namespace, arguments: Sequence[str], bearing: Bearing, campaign: Campaign
 ) -> dict[str, Any]:
     """Under which conditions the figures hold; folders of this machine are not named."""
     lengths = [len(prompt) for prompt in campaign.prompts]
     shown = [str(Path(each).name) if "/" in each else each for each in arguments]
     return {
-        "command": shlex.join(["python", "-m", "benchmarks.ablation", *shown]),
+        "command": shlex.join(["python", "-m", "benchmarks", "ablation", *shown]),
         "conditions": {name: value for name, value in facts().items() if name in _FACTS}
         | {
             "target": Path(asked.model).name if asked.model else "the default model",
@@ -201,7 +202,3 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.0, help="[0]")
     add("--dtype", default="auto")
     return made
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

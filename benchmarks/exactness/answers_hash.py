@@ -1,6 +1,6 @@
 """Hashes the answers to real prompts, to show that a change moved no token and no bit of a log probability.
 
-    python -m benchmarks.exactness.answers_hash QUESTIONS.jsonl OUT.json [--model FILE]
+    python -m benchmarks exactness.answers_hash QUESTIONS.jsonl OUT.json [--model FILE]
         [--prompts 240] [--tokens 48] [--concurrency 16] [--options '{"block_size": 32}']
 
 Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
@@ -100,7 +100,3 @@ def main() -> None:
         result["dtypes"][dtype]["seconds"] = round(time.perf_counter() - began_s, 1)
         print(dtype, json.dumps(result["dtypes"][dtype]), flush=True)
     write_json(options.out, result)
-
-
-if __name__ == "__main__":
-    main()

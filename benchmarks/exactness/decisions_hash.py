@@ -1,6 +1,6 @@
 """Hashes every plan of 936 simulated scenarios, and times them: what a change decides otherwise, and its worth.
 
-    python -m benchmarks.exactness.decisions_hash OUT.json [--compare BEFORE.json] [--tokens 40]
+    python -m benchmarks exactness.decisions_hash OUT.json [--compare BEFORE.json] [--tokens 40]
 
 26 kinds of speculation (drafters, policies, costs of a pass, drafts made during steps) under 36 conditions
 (acceptance, requests at once, confidences that tell something or nothing, noise of the times). The real scheduler,
@@ -179,11 +179,7 @@ def main() -> None:
         for kind, condition in track(scenarios, "simulating", disable=not sys.stderr.isatty())
     }
     total = hashlib.sha256(json.dumps([each for each, _ in found.values()]).encode()).hexdigest()[:16]
-    write_json(options.out, {**about("benchmarks.exactness.decisions_hash"), "hash": total, "scenarios": found})
+    write_json(options.out, {**about("exactness.decisions_hash"), "hash": total, "scenarios": found})
     print(len(found), "scenarios,", total)
     if options.compare is not None:
         sys.exit(bool(compare(json.loads(options.compare.read_text())["scenarios"], found)))
-
-
-if __name__ == "__main__":
-    main()

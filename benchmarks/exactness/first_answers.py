@@ -1,6 +1,6 @@
 """A newcomer's first answers: thirty ordinary questions to the default model, by several sampling defaults.
 
-    python -m benchmarks.exactness.first_answers OUT.json [--tries 6] [--tokens 256]
+    python -m benchmarks exactness.first_answers OUT.json [--tries 6] [--tokens 256]
 
 Every arm is an engine of its own with default flags; questions are asked one at a time, with the seeds 0, 1, ….
 An answer is sane if it ends by itself within --tokens, repeats no word ten times in a row and no four words five
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer (default 256)")
     options = parser.parse_args()
     arms = {name: _arm(sampling, options.tries, options.tokens) for name, sampling in ARMS.items()}
-    write_json(options.out, {**about("benchmarks.exactness.first_answers"), "rule": __doc__, "arms": arms})
+    write_json(options.out, {**about("exactness.first_answers"), "rule": __doc__, "arms": arms})
     for name, found in arms.items():
         print(f"{name:<32} {found['sane']:>3} sane, {found['right']:>3} right of {found['answers']}")
 
@@ -152,7 +152,3 @@ def faults(text: str, *, ended: bool) -> list[str]:
 def is_right(question: Question, text: str) -> bool:
     words = re.findall(r"\w+", text.lower())[: question.within]
     return len(set(words).intersection(question.expected)) >= question.least
-
-
-if __name__ == "__main__":
-    main()

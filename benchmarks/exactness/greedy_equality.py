@@ -1,6 +1,6 @@
 """Compares FASER's greedy float32 tokens with transformers', prompt by prompt, on a file of real prompts.
 
-    python -m benchmarks.exactness.greedy_equality QUESTIONS.jsonl OUT.json [--tokens 128] [--model DIR]
+    python -m benchmarks exactness.greedy_equality QUESTIONS.jsonl OUT.json [--tokens 128] [--model DIR]
 
 Sixteen prompts run at once, chunked by a small token budget, with prefix caching. Oracle: one transformers
 forward over prompt and answer; where each answered token is the arg-max before it, greedy decoding gives
@@ -53,7 +53,7 @@ def main() -> None:
     ]
     diverged = [each for each in found if each is not None]
     result: dict[str, Any] = {
-        **about("benchmarks.exactness.greedy_equality"),
+        **about("exactness.greedy_equality"),
         "dtype": "float32",
         "concurrency": CONCURRENCY,
         "max_num_batched_tokens": CHUNK,
@@ -109,7 +109,3 @@ def divergence(question_id: int, generation: RequestOutput, oracle: torch.nn.Mod
     position = int(wrong[0])
     gap = float(logits[position].max() - logits[position, answered[position]])
     return Divergence(question_id=question_id, position=position, gap=gap)
-
-
-if __name__ == "__main__":
-    main()

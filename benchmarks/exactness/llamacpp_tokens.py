@@ -1,6 +1,6 @@
 """Tokens of a GGUF file beside llama.cpp's: of prompts, and of greedy answers to them.
 
-    python -m benchmarks.exactness.llamacpp_tokens LLAMA_SERVER MODEL.gguf QUESTIONS.jsonl OUT.json [--count 16]
+    python -m benchmarks exactness.llamacpp_tokens LLAMA_SERVER MODEL.gguf QUESTIONS.jsonl OUT.json [--count 16]
         [--tokens 64]
 
 llama-server tokenises the same texts and answers the same tokens, one prompt at a time and with no cache. The two
@@ -99,7 +99,7 @@ def main() -> None:
         alike = [server.tokenize(text) == tokens for text, tokens in zip(texts, ours, strict=True)]
         rows = [_row(server, tokens, found) for tokens, found in zip(ours, said, strict=True)]
     result = {
-        **about("benchmarks.exactness.llamacpp_tokens"),
+        **about("exactness.llamacpp_tokens"),
         "model": options.model.name,
         "prompts": len(texts),
         "prompts_tokenised_alike": sum(alike),
@@ -134,7 +134,3 @@ def _row(server: LlamaServer, prompt: list[int], ours: list[int]) -> dict[str, A
     here, there = likeliest.get(ours[alike]), likeliest.get(theirs[alike])
     gap = None if here is None or there is None else round(there - here, 4)
     return {"prompt_tokens": len(prompt), "alike": alike, "gap": gap}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Measures that speculation is lossless, and that what measures it would see a loss.
 
-    python -m benchmarks.exactness.losslessness OUT.json [--samples 200000] [--jobs 1] [--model DIR]
+    python -m benchmarks exactness.losslessness OUT.json [--samples 200000] [--jobs 1] [--model DIR]
         [--only distributions|tokens]
 
 `distributions`: chi-square of what the verifiers emit, with the real drafting loop, sampler and noise on small
@@ -15,7 +15,6 @@ flagged, a wrong one is not, or a token differs.
 """
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -233,7 +232,7 @@ def main() -> int:
     options = parser.parse_args()
     result: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     for section in SECTIONS if options.only is None else (options.only,):
-        command = f"python -m benchmarks.exactness.losslessness OUT.json --only {section}"
+        command = f"python -m benchmarks exactness.losslessness OUT.json --only {section}"
         began_s = time.perf_counter()
         if section == "distributions":
             found = check_distributions(options.samples, options.jobs)
@@ -277,7 +276,3 @@ def check_distributions(num_samples: int, jobs: int) -> dict[str, Any]:
     with Progress() as bar:
         task = bar.add_task("distributions", total=len(cases.RIGHT) + len(cases.WRONG))
         return cases.compare_all(num_samples, jobs, lambda: bar.advance(task))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Share of seeded tokens that change when logits change by a rounding error, by how tokens are drawn.
 
-    python -m benchmarks.exactness.seeded_flips OUT.json [--model MODEL.gguf] [--windows 16] [--every 36]
+    python -m benchmarks exactness.seeded_flips OUT.json [--model MODEL.gguf] [--windows 16] [--every 36]
 
 Other kernels, ranks and batches round sums otherwise. Here normal noise of a given size is added to the logits
 that the model has over this project's own documents, and the probability that a token drawn with the same random
@@ -115,7 +115,7 @@ def main() -> None:
         found = {name: {key: float(f"{value:.3g}") for key, value in each.items()} for name, each in sums.items()}
         tables.append({"temperature": temperature, "top_p": top_p, "ways": found})
     result = {
-        **about("benchmarks.exactness.seeded_flips"),
+        **about("exactness.seeded_flips"),
         "unit": "tokens that change, of one; noise is the standard deviation of the change of logits",
         "positions": len(target),
         "settings": tables,
@@ -139,7 +139,3 @@ def _logits(options: argparse.Namespace) -> tuple[Reals, Reals]:
             for each in models
         ]
     return found[0], found[1]
-
-
-if __name__ == "__main__":
-    main()

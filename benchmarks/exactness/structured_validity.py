@@ -1,6 +1,6 @@
 """200 JSON schemas with a real model: does what is completed validate, and does speculation change a token?
 
-    python -m benchmarks.exactness.structured_validity [--model MODEL] [--at-once 16] [--out FILE]
+    python -m benchmarks exactness.structured_validity [--model MODEL] [--at-once 16] [--out FILE]
 
 Every schema is asked for once with speculation and once without, greedily in float32, and once more at temperature
 1 with a seed. Answers that end by themselves are validated with jsonschema.
@@ -103,7 +103,3 @@ def _compared(
         "verified": sum(each.verified for each in summaries),
         "accepted": sum(each.accepted for each in summaries),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,9 @@
-"""RUNS: every run of every load generator, in the order in which they are made.
+"""Independent load generators against a server with default flags, and whether their figures agree with its own.
 
-What a campaign writes: all figures as JSON, and one table a reader can take in.
-
-Independent load generators against a server with default flags, and whether their figures agree with its own.
-
-    python -m benchmarks.generators QUESTIONS.jsonl OUT.json [--tools vllm,guidellm,aiperf,lm_eval]
+    python -m benchmarks generators QUESTIONS.jsonl OUT.json [--tools vllm,guidellm,aiperf,lm_eval]
         [--environments FOLDER] [--model FOLDER] [--server-args 'FLAGS']
 
-QUESTIONS: Spec-Bench's question.jsonl. `python -m benchmarks.generators.setup` installs the tools, unmodified.
+QUESTIONS: Spec-Bench's question.jsonl. `python -m benchmarks generators.setup` installs the tools, unmodified.
 /metrics is read before and after each run, and the difference has to be what the tool says: counts are equal, or a
 stated reason gives the difference; latencies are within stated bounds. Ends with status 1 where they are not.
 OUT.json and OUT.md are written after every run.
@@ -291,14 +287,10 @@ def _about(wanted: argparse.Namespace, arguments: Sequence[str]) -> dict[str, An
     files = {str(wanted.questions), str(wanted.out), str(wanted.environments)}
     shown = [Path(each).name if each in files else each for each in arguments]
     return {
-        **about("benchmarks.generators", shown),
+        **about("generators", shown),
     }
 
 
 def _write(out: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
     write_json(out, document(about, outcomes))
     out.with_suffix(".md").write_text(page(outcomes), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,6 @@
-"""python -m benchmarks.generators.setup [TOOL ...]: one virtual environment for each load generator, unmodified.
+"""Installs each load generator, unmodified, into a virtual environment of its own.
+
+    python -m benchmarks generators.setup [TOOL ...]
 
 Owns what is installed there and with which versions; none of it is a dependency of FASER. vLLM's `bench serve`
 comes from vLLM's source package, of which nothing is compiled: its wheel would install CUDA.
@@ -93,7 +95,3 @@ def _pip(python: Path, verb: str, *arguments: str, environment: dict[str, str] |
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])  # cmake and ninja are there
     variables = {**os.environ, "PATH": path, **(environment or {})}
     subprocess.run(command, check=True, timeout=_TIMEOUT_S, env=variables)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

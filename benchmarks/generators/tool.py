@@ -75,7 +75,7 @@ class Target:
         """An executable of a tool's environment. Raises FileNotFoundError that says how to make it."""
         path = self.environments / tool / "bin" / name
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing: run python -m benchmarks.generators.setup {tool}")
+            raise FileNotFoundError(f"{path} is missing: run python -m benchmarks generators.setup {tool}")
         return str(path)
 
 

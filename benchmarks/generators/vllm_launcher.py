@@ -7,7 +7,7 @@ import argparse
 import sys
 
 
-def main() -> None:
+def launch() -> None:
     sys.path.insert(0, sys.argv[1])
     from vllm.benchmarks.serve import add_cli_args
     from vllm.benchmarks.serve import main as serve
@@ -22,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    launch()

@@ -149,6 +149,13 @@ PHASES = (
         about="how products of mixtures are best divided",
     ),
     Phase(
+        name="few_rows",
+        run=(f"{_HERE}.decoding.few_rows", "run"),
+        share=0.03,
+        least_s=20.0,
+        about="products of a layer of up to 8 rows, each way",
+    ),
+    Phase(
         name="few_row_mixtures",
         run=(f"{_HERE}.decoding.few_row_mixtures", "run"),
         share=0.03,
@@ -200,9 +207,9 @@ RUNS: Mapping[str, Run] = {
         },
     ),
     "b": Run(
-        about="policies, a head, and products in 8 bits",
+        about="products of few rows, policies, a head, and products in 8 bits",
         budget_s=480.0,
-        seconds={"environment": 15.0, "policies": 270.0, "heads": 45.0, "fp8": 50.0},
+        seconds={"environment": 15.0, "few_rows": 40.0, "policies": 250.0, "heads": 45.0, "fp8": 50.0},
     ),
     "c": Run(
         about="mixtures, and whether drafting during verification can pay",

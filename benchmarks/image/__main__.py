@@ -1,6 +1,6 @@
 """Tries FASER's container image for real, with podman or docker, and writes what came out.
 
-    python -m benchmarks.image [OUT.json] [--image faser:0.1.0] [--engine podman] [--trials NAME,NAME]
+    python -m benchmarks image [OUT.json] [--image faser:0.1.0] [--engine podman] [--trials NAME,NAME]
         [--build] [--build-flags 'FLAGS'] [--run-flags 'FLAGS']
 
 Trials: contents (size by layer, no compiler), locked_down (read-only root, no capabilities, 2 GiB: chat, start-up
@@ -12,7 +12,6 @@ status is 1 if a trial fails; the others are still made.
 
 import json
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -244,7 +243,7 @@ _BY_PODMAN = {"chart_pod": chart_pod, "compose_service": compose_service}
 _ALL = TRIALS | _BY_PODMAN
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=OUT)
     parser.add_argument("--image", default="localhost/faser:0.1.0")
@@ -263,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--trials names {', '.join(unknown)}; there are {', '.join(_ALL)}")
     results = {name: tried(name, _ALL[name], engine, options.image) for name in names}
     document = {
-        **about("benchmarks.image", arguments),
+        **about("image", arguments),
         "engine": engine.call("--version"),
         "trials": results,
     }
@@ -291,7 +290,3 @@ def tried(name: str, trial: Callable[[Engine, str], Found], engine: Engine, imag
         if key != "held":
             print(f"    {key}: {json.dumps(value, ensure_ascii=False)[:400]}", flush=True)
     return outcome | {"seconds": seconds}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Times attention over keys and values in bfloat16 and in int8, at contexts of 1,024 to 8,192 tokens.
 
-    python -m benchmarks.kernels.attention OUT.json [--threads 2] [--rounds 9] [--heads 9x3x64 12x2x128]
+    python -m benchmarks kernels.attention OUT.json [--threads 2] [--rounds 9] [--heads 9x3x64 12x2x128]
         [--library FILE]
 
 Kinds of step: one row, eight rows of as many sequences, and 256 rows that read a prompt. Each is run over as many
@@ -54,7 +54,7 @@ def main() -> None:
                     print(" ".join(f"{key}={value}" for key, value in record.items()), flush=True)
                     found.append(record)
     report = {
-        **about("benchmarks.kernels.attention"),
+        **about("kernels.attention"),
         "isa": chosen_isa(),
         "threads": args.threads,
         "rounds": args.rounds,
@@ -129,7 +129,3 @@ def _kv(shape: AttentionShape, num_blocks: int, num_layers: int, dtype: torch.dt
         block_size=BLOCK_SIZE,
         dtype=dtype,
     )
-
-
-if __name__ == "__main__":
-    main()

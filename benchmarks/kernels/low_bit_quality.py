@@ -1,6 +1,6 @@
 """Loss of quality by low-bit weights and by keys and values in int8, on this project's own documents.
 
-    python -m benchmarks.kernels.low_bit_quality MODEL.gguf OUT.json [--windows 60] [--tokens 256]
+    python -m benchmarks kernels.low_bit_quality MODEL.gguf OUT.json [--windows 60] [--tokens 256]
 
 The base is MODEL.gguf dequantised, in float32. Beside it: the same in bfloat16, which is what is served without a
 flag; the file with --quantization gguf, whose only further error is that of 8-bit activations; and its weights
@@ -236,7 +236,3 @@ def _rewrite(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-if __name__ == "__main__":
-    main()

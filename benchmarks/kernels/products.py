@@ -1,6 +1,6 @@
 """Measures products with low-bit weights next to bfloat16 ones and torch's own, and writes what it saw as JSON.
 
-    python -m benchmarks.kernels.products OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
+    python -m benchmarks kernels.products OUT.json [--threads 2] [--rounds 9] [--size 1536x1536] [--rows 1 4 16]
         [--base LIBRARY]
 
 Arms take turns, round by round, so that a busy moment of the machine hits them alike; medians and minima of the
@@ -65,7 +65,7 @@ def main() -> None:
             arms |= {name + BASE: _Native(base, _random_blocks(name, columns, depth)) for name in FORMATS_TIMED}
             arms["bfloat16" + BASE] = _Native(base, wide)
         found: dict[str, Any] = {
-            **about("benchmarks.kernels.products"),
+            **about("kernels.products"),
             "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
             "threads": args.threads,
             "size": args.size,
@@ -182,7 +182,3 @@ def read_bandwidth(threads: int, num_bytes: int) -> float:
         words.sum()
         best = min(best, time.perf_counter() - began)
     return num_bytes / best / 1e9
-
-
-if __name__ == "__main__":
-    main()

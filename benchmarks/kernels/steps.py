@@ -1,6 +1,6 @@
 """Time of a whole step by part, with weights as a GGUF file stores them, and of the same file in bfloat16.
 
-    python -m benchmarks.kernels.steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
+    python -m benchmarks kernels.steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
         [--llama-bench FILE] [--library NAME=FILE]
 
 A step of --rows decodes a row of each of N sequences, with 128 tokens before them; one of --prompts reads N tokens
@@ -143,7 +143,7 @@ def main() -> None:
         arms["as stored"] = _Arm(args.model, ours, args.threads, "gguf", most)
         arms |= {name: _Arm(args.model, Path(path), args.threads, "gguf", most) for name, path in others.items()}
         found: Record = {
-            **about("benchmarks.kernels.steps"),
+            **about("kernels.steps"),
             "model": args.model.name,
             "weight_mb": {name: round(arm.weight_bytes / 1e6, 1) for name, arm in arms.items()},
             "instructions": LOW_BIT_INSTRUCTIONS[chosen_isa()],
@@ -312,7 +312,3 @@ def _llama(program: Path | None, model: Path, args: argparse.Namespace) -> dict[
         f"prompt {each['n_prompt']}" if each["n_prompt"] else "decoding": round(max(each["samples_ts"]), 1)
         for each in json.loads(done.stdout)
     }
-
-
-if __name__ == "__main__":
-    main()

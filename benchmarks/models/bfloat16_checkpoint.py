@@ -1,6 +1,6 @@
 """Writes a GGUF file as a checkpoint directory with weights in bfloat16, for programs that read no GGUF files.
 
-python -m benchmarks.models.bfloat16_checkpoint MODEL.gguf DIRECTORY
+python -m benchmarks models.bfloat16_checkpoint MODEL.gguf DIRECTORY
 """
 
 import json
@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.runner import command_line
 from faser.engine.checkpoints.embedded import write_settings
-from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf_weights import GgufSource
 
 _BFLOAT16_BYTES = 2
 _ALIGNMENT = 8
@@ -63,7 +63,3 @@ def _write_weights(source: GgufSource, path: Path) -> None:
         file.write(len(packed).to_bytes(8, "little") + packed)
         for name in source.names():
             file.write(to_bfloat16(source.array(name)).astype("<u2").tobytes())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Writes a checkpoint that says what another one says, at several times its cost; or a noisy copy to draft with.
 
-    python -m benchmarks.models.grow_model OUT_DIR [--source MODEL] [--hidden 1728] [--noise 0]
-    python -m benchmarks.models.grow_model OUT_DIR --drafter [--noise 0.05]
+    python -m benchmarks models.grow_model OUT_DIR [--source MODEL] [--hidden 1728] [--noise 0]
+    python -m benchmarks models.grow_model OUT_DIR --drafter [--noise 0.05]
 
 Without a large model at hand this makes a target and a drafter out of one small model: real text, real cost,
 and an acceptance that depends on the tokens. With x the residual stream (h wide) and Q orthogonal (H by H), the
@@ -259,7 +259,3 @@ def _write(
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_json(path, content)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 That of gpt-oss is as ggml-org's: experts in MXFP4, all other matrices in Q8_0.
 
-    python -m benchmarks.models.random_gguf OUT.gguf VOCABULARY.gguf [--shape qwen2.5-1.5b] [--layers 28]
+    python -m benchmarks models.random_gguf OUT.gguf VOCABULARY.gguf [--shape qwen2.5-1.5b] [--layers 28]
         [--weights q8_0] [--mtp wrong]
 
 The vocabulary and its merges come from another file: llama.cpp has models/ggml-vocab-qwen2.gguf, which has no
@@ -344,7 +344,3 @@ def _add_vocabulary(writer: GGUFWriter, vocabulary: GgufFile, size: int) -> None
     for role in ("bos", "eos"):
         if (token_id := vocabulary.get(f"tokenizer.ggml.{role}_token_id", int)) is not None:
             (writer.add_bos_token_id if role == "bos" else writer.add_eos_token_id)(token_id)
-
-
-if __name__ == "__main__":
-    main()

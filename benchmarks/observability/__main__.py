@@ -10,7 +10,6 @@ alerts and no wrong ones. Ends with status 1 where that is not so.
 import argparse
 import asyncio
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -84,7 +83,7 @@ _POLL_S = 0.5
 _BETWEEN_S = 15.0
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path, help="a JSON file; the table goes next to it, as .md")
     parser.add_argument("--prompts", type=Path, help="questions in Spec-Bench's format; else a few of its own")
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
     ):
         server.wait_until_healthy(route="/ready")
         found = asyncio.run(_try(server, prometheus, prompts, asked))
-    head = about("benchmarks.observability", arguments)
+    head = about("observability", arguments)
     found = {**head, "scale": asked.scale, "patient": asked.patient, **found}
     write_json(asked.out, found)
     text = render(found)
@@ -231,7 +230,3 @@ def _draw(prometheus: Prometheus, folder: Path, begin_s: float) -> None:
     for name in sorted({each.dashboard for each in every}):
         chosen = [each for each in every if each.dashboard == name]
         draw(prometheus, chosen, folder / f"{name}.png", begin_s, time.time())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Time of a scrape of /metrics, by what has changed, and by the library alone; its cost to a server.
 
-    python -m benchmarks.observability.scrape OUT.json [--questions QUESTIONS.jsonl] [--rounds 7] [--model MODEL]
+    python -m benchmarks observability.scrape OUT.json [--questions QUESTIONS.jsonl] [--rounds 7] [--model MODEL]
 
 `ms`: medians of 60 scrapes, in a process of its own without a server. With questions, of Spec-Bench: `served`, the
 output tokens a second of a server that is scraped twenty times a second over those of the same server that is not,
@@ -139,11 +139,7 @@ def main() -> None:
         "a request has ended too": median_ms(lambda: answered(metrics), metrics.render),
         "all written by the library": median_ms(lambda: None, lambda: generate_latest(metrics.page)),
     }
-    report: dict[str, Any] = {**about("benchmarks.observability.scrape"), "ms": found}
+    report: dict[str, Any] = {**about("observability.scrape"), "ms": found}
     if given.questions:
         report["served"] = served(given.questions, given.rounds, (given.model,) if given.model else ())
     write_json(given.out, report, show=True)
-
-
-if __name__ == "__main__":
-    main()

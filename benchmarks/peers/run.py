@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     systems = [build_system(name, conditions) for name in given.peers]
     head = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        **about("benchmarks.peers.run", arguments or sys.argv[1:], cores),
+        **about("peers.run", arguments or sys.argv[1:], cores),
         "systems": describe_systems(systems),
         "requests": work.requests,
         "prompts": given.prompts.name,
@@ -225,7 +225,3 @@ def _integer(text: str, *, low: int, high: int | None = None) -> int:
     if high is not None and int(text) > high:
         raise argparse.ArgumentTypeError(f"{text}: must be at most {high}")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -159,7 +159,3 @@ def _printed(python: Path, program: str) -> list[str]:
     """The lines that a program prints in that environment."""
     ended = subprocess.run([str(python), "-c", program], check=True, stdout=subprocess.PIPE, text=True)
     return ended.stdout.splitlines()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -100,7 +100,7 @@ def build_system(name: str, conditions: Conditions) -> System:
         raise ValueError(f"{name} is no system; known are {', '.join(SYSTEMS)}")
     system = SYSTEMS[name](conditions)
     if not system.program.exists():
-        raise FileNotFoundError(f"{system.program} does not exist; run `python -m benchmarks.peers.setup`")
+        raise FileNotFoundError(f"{system.program} does not exist; run `python -m benchmarks peers.setup`")
     extra = tuple(shlex.split(conditions.extra_arguments.get(name.partition("-")[0], "")))
     return replace(system, arguments=system.arguments + extra)
 
@@ -240,7 +240,7 @@ def _llamacpp_mtp(precision: str, conditions: Conditions) -> System:
 def _llamacpp_weights(precision: str, conditions: Conditions) -> Path:
     weights = llamacpp.weights_path(conditions.directory / "llamacpp", conditions.model, precision)
     if not weights.exists():
-        raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks.peers.setup llamacpp`")
+        raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks peers.setup llamacpp`")
     return weights
 
 

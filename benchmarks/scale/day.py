@@ -1,6 +1,6 @@
 """A day of traffic in some minutes: two servers behind a router; one is killed and comes back, one is added.
 
-    python -m benchmarks.scale.day QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
+    python -m benchmarks scale.day QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
         [--minutes 20] [--rate 1.0] [--fronts "nginx,vllm-router cache_aware"] [--model MODEL]
 
 QUESTIONS: of Spec-Bench. Requests come as the whole trace says, ups and downs, pressed into these minutes and
@@ -172,7 +172,7 @@ def main() -> None:
     texts = [each.text for each in load_prompts(given.questions)]
     times = compressed(read_azure(given.trace), given.rate, 60 * given.minutes)
     settings = {name: getattr(given, name) for name in ("minutes", "rate", "fronts", "flags")}
-    head, found = about("benchmarks.scale.day"), {}
+    head, found = about("scale.day"), {}
     for name in given.fronts.split(","):
         try:
             found[name] = measure(given, name, times, texts)
@@ -180,7 +180,3 @@ def main() -> None:
             found[name] = {"did not start": str(error)}
         print(name, found[name], flush=True)
         write_json(given.out, {**head, "settings": settings, "fronts": found})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """FASER on a Ray cluster of two nodes, one of which is killed: answers, hit share and waiting, and a batch.
 
-    python -m benchmarks.scale.ray_cluster QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
+    python -m benchmarks scale.ray_cluster QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
         [--minutes 3] [--rate 0.8] [--lines 48] [--model MODEL] [--port 8000] [--arms …]
 
 QUESTIONS: of Spec-Bench. The nodes are processes of this machine, made by Ray's own cluster utility; each is given
@@ -215,10 +215,4 @@ def main() -> None:
             print(arm, found[arm], flush=True)
     settings = {name: getattr(given, name) for name in ("minutes", "rate", "lines")}
     versions = {"ray": ray.__version__}
-    write_json(
-        given.out, {**about("benchmarks.scale.ray_cluster"), **versions, "settings": settings, "arms": found}
-    )
-
-
-if __name__ == "__main__":
-    main()
+    write_json(given.out, {**about("scale.ray_cluster"), **versions, "settings": settings, "arms": found})

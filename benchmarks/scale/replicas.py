@@ -1,6 +1,6 @@
 """Sessions that share beginnings over several engines: hit share, waiting and losses, by how requests are sent.
 
-    python -m benchmarks.scale.replicas QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
+    python -m benchmarks scale.replicas QUESTIONS.jsonl OUT.json --trace AzureLLMInferenceTrace_conv.csv
         [--engines 2] [--minutes 5] [--rate 1.0] [--kills 2] [--rounds 2] [--model MODEL]
 
 QUESTIONS: of Spec-Bench. Requests come when the trace says, at `rate` a second in the mean, whether earlier ones
@@ -256,13 +256,9 @@ def main() -> None:
     write_json(
         given.out,
         {
-            **about("benchmarks.scale.replicas"),
+            **about("scale.replicas"),
             "settings": {name: getattr(given, name) for name in ("engines", "minutes", "rate", "kills", "rounds")},
             "medians": summary(found),
             "runs": {arm: [each.report() for each in runs] for arm, runs in found.items()},
         },
     )
-
-
-if __name__ == "__main__":
-    main()

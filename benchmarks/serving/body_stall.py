@@ -1,6 +1,6 @@
 """Stall of other requests by hostile bodies of up to 32 MiB. No model: the front-end alone.
 
-    python -m benchmarks.serving.body_stall [--out FILE]
+    python -m benchmarks serving.body_stall [--out FILE]
 
 A process of its own asks for /version again and again while another one posts a body; the longest wait for an
 answer is the stall. The server has the switch interval of `faser serve`.
@@ -92,7 +92,3 @@ def main() -> None:
     print(json.dumps(stalls_ms, indent=1))
     if options.out is not None:
         write_json(options.out, stalls_ms)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Attack of one client that reads another's answers off its own, as a program against a running server.
 
     faser serve --api-key VICTIM --api-key ATTACKER
-    python -m benchmarks.serving.cache_privacy --victim-key VICTIM --attacker-key ATTACKER [--probes 1000]
+    python -m benchmarks serving.cache_privacy --victim-key VICTIM --attacker-key ATTACKER [--probes 1000]
 
 There are three modes to try: these flags; these and --share-cache-across-keys; and no keys on either side,
 where both clients are anonymous. The attacker knows eight tokens of an answer of the victim's and guesses the
@@ -298,7 +298,3 @@ def main() -> int:
 def client(url: str, key: str) -> httpx.Client:
     headers = {"Authorization": f"Bearer {key}"}
     return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """A server under mixed load: hostile clients, and engines that are killed and hang.
 
-    python -m benchmarks.serving.chaos [OUT.json] [--minutes 10] [--clients 64] [--seed 0] [--kills 3] [--hangs 1]
+    python -m benchmarks serving.chaos [OUT.json] [--minutes 10] [--clients 64] [--seed 0] [--kills 3] [--hangs 1]
         [--model MODEL] [--server-args 'FLAGS']
 
 Starts `faser serve` on loopback with a small KV cache. Every client does one thing after the other, by chance:
@@ -62,7 +62,7 @@ class Wanted:
         return [(self.seconds * (0.1 + 0.4 * i / len(kinds)), kind) for i, kind in enumerate(kinds)]
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=OUT)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     outcome = run(wanted)
     head = {
-        **about("benchmarks.serving.chaos", arguments),
+        **about("serving.chaos", arguments),
         "server": portable(shlex.join(["faser", "serve", *wanted.server_flags])),
         "seconds": wanted.seconds,
         "clients": wanted.clients,
@@ -166,7 +166,3 @@ async def _cancelled_at_end(work: Any) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

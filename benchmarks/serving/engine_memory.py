@@ -1,6 +1,6 @@
 """Growth of the engine's memory while its KV cache is almost unused: churn with and without the prefix cache.
 
-    python -m benchmarks.serving.engine_memory OUT.json [--seconds 300] [--clients 4] [--kv-cache-memory 512MiB]
+    python -m benchmarks serving.engine_memory OUT.json [--seconds 300] [--clients 4] [--kv-cache-memory 512MiB]
 
 A few clients ask for short answers to prompts that never repeat, so few KV blocks are in use at any moment. Twice
 a second, or 300 times in all, the engine's resident memory is noted, and what it should be: as it was when the
@@ -50,7 +50,7 @@ class Point:
     kv_usage: float
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=300.0, help="of each arm")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
         for arm, flags in ARMS.items()
     }
     result = {
-        **about("benchmarks.serving.engine_memory", arguments),
+        **about("serving.engine_memory", arguments),
         "arms": {arm: _summary(points) for arm, points in arms.items()},
     }
     write_json(options.out, result)
@@ -158,7 +158,3 @@ def _picture(arms: dict[str, list[Point]]) -> str:
     expected = [(point.at_s, (first.resident + point.computed) / _MB) for point in arms["prefix cache"]]
     chart.line("start + KV computed", expected, marks=False)
     return chart.svg()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

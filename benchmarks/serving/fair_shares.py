@@ -1,6 +1,6 @@
 """Waits of one client while another's request of many prompts runs, against running servers.
 
-    python -m benchmarks.serving.fair_shares OUT.json --arm before=http://127.0.0.1:8001 --arm now=http://127.0.0.1:8000
+    python -m benchmarks serving.fair_shares OUT.json --arm before=http://127.0.0.1:8001 --arm now=http://127.0.0.1:8000
 
 An arm is a name and a server; start both with the same flags, "before" from an older checkout. Each round asks
 every arm once, one after the other, so what else the machine does falls on all alike; an idle server costs
@@ -43,7 +43,7 @@ def main() -> None:
         num_prompts=given.prompts,
         max_tokens=given.max_tokens,
     )
-    write_json(given.out, {**about("benchmarks.serving.fair_shares"), **found})
+    write_json(given.out, {**about("serving.fair_shares"), **found})
 
 
 def arm(text: str) -> tuple[str, str]:
@@ -136,7 +136,3 @@ def summary(found: Sequence[float]) -> dict[str, float]:
         "p99_s": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 3),
         "max_s": round(ordered[-1], 3),
     }
-
-
-if __name__ == "__main__":
-    main()

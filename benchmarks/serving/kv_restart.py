@@ -1,6 +1,6 @@
 """Time to the first token of a long session after a restart, with KV on disk and without.
 
-    python -m benchmarks.serving.kv_restart --model MODEL [--tokens 20000] [--rounds 2] [--out FILE]
+    python -m benchmarks serving.kv_restart --model MODEL [--tokens 20000] [--rounds 2] [--out FILE]
 
 A session of that many tokens is answered by a server with a new folder for KV. Then a server that is started again
 with the folder gets the session with one more turn, and so does one without a folder. Sessions are composed of the
@@ -38,7 +38,7 @@ def main() -> None:
         ]
     cold, disk = (median(each[arm]["ttft_s"] for each in rounds) for arm in ("cold", "disk"))
     results = {
-        **about("benchmarks.serving.kv_restart"),
+        **about("serving.kv_restart"),
         "unit": "seconds to the first token",
         "cold": round(cold, 3),
         "disk": round(disk, 3),
@@ -67,7 +67,3 @@ def _asked(model: str, flags: tuple[str, ...], folder: Path, text: str, number: 
         with httpx.Client(base_url=server.url, timeout=_TIMEOUT_S, trust_env=False) as client:
             ask(client, "Say hello.", f"warm-up {number}")
             return ask(client, text, f"session {number}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Cost of the live view's viewers to the requests of a running server.
 
-    python -m benchmarks.serving.live_view OUT.json --without http://127.0.0.1:8000 --with http://127.0.0.1:8001
+    python -m benchmarks serving.live_view OUT.json --without http://127.0.0.1:8000 --with http://127.0.0.1:8001
 
 Two servers with the same flags; one never has a viewer, as the feed goes on for two minutes after the last one.
 Each round runs the same load on either, in an order that alternates, so what else the machine does falls on both
@@ -47,7 +47,7 @@ def main() -> None:
         num_requests=given.requests,
         max_tokens=given.max_tokens,
     )
-    write_json(given.out, {**about("benchmarks.serving.live_view"), **found})
+    write_json(given.out, {**about("serving.live_view"), **found})
     print(found["with_over_without"])
 
 
@@ -129,7 +129,3 @@ def watched(url: str, num_viewers: int) -> Iterator[None]:
         ended.set()
         for thread in threads:
             thread.join(5)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Takes the pictures of the page that the docs show, in Chromium, from a server with the default model.
 
     faser serve --port 8001 &
-    python -m benchmarks.serving.page_pictures http://127.0.0.1:8001 docs/images
+    python -m benchmarks serving.page_pictures http://127.0.0.1:8001 docs/images
 
 A chat with X-ray first; then the live view after two minutes of load. For each size and scheme it prints the share
 of a core that the live view takes, as Chromium counts it: all tasks of its main thread, and scripts alone. What a
@@ -141,7 +141,3 @@ async def _clients(url: str) -> None:
 
     async with httpx.AsyncClient(timeout=_WAIT_MS / 1000) as http:
         await asyncio.gather(*(client(http, first) for first in range(_CLIENTS)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time until a server is ready, by part, and the memory of its processes at its peak.
 
-    python -m benchmarks.serving.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair]
+    python -m benchmarks serving.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair]
         [--flags "MODEL …"] [--load 64]
 
     kept       kernels and step times are kept from a start before
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--flags", type=shlex.split, default=[], help="of faser serve, in one argument")
     parser.add_argument("--load", type=int, default=0, metavar="REQUESTS")
     options = parser.parse_args()
-    result: Json = about("benchmarks.serving.start") | {"scenarios": {}}
+    result: Json = about("serving.start") | {"scenarios": {}}
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         _new_cache(kept)
@@ -165,7 +165,3 @@ def _summary(runs: list[Json]) -> Json:
         "parts_s": parts,
         "peak_bytes": max((run["peak_bytes"] for run in runs), key=lambda peak: sum(peak.values())),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time to the first token of later questions about one document, with snapshots of recurrent states and without.
 
-    python -m benchmarks.serving.state_snapshots OUT.json MODEL [--documents 4] [--questions 3] [--rounds 3]
+    python -m benchmarks serving.state_snapshots OUT.json MODEL [--documents 4] [--questions 3] [--rounds 3]
 
 MODEL has recurrent states, as Qwen3.5 does. One server has default flags, one --state-snapshot-memory 0, which
 also switches its prefix cache off. Documents are the longest prompts of Spec-Bench (SPEC_BENCH_QUESTIONS); each is
@@ -44,7 +44,7 @@ def main() -> None:
 
         def write(cells: Sequence[Cell[Json]]) -> None:
             runs = cells[0].runs
-            write_json(options.out, about("benchmarks.serving.state_snapshots") | {"runs": runs} | summary(runs))
+            write_json(options.out, about("serving.state_snapshots") | {"runs": runs} | summary(runs))
 
         interleaved([{}], list(ARMS), options.rounds, run, after_round=write)
     print(json.dumps(json.loads(options.out.read_text())["ttft_s"], indent=1))
@@ -120,7 +120,3 @@ def parser() -> argparse.ArgumentParser:
         help=f"[${PROMPTS_VARIABLE}]",
     )
     return made
-
-
-if __name__ == "__main__":
-    main()

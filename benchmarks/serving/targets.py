@@ -1,6 +1,6 @@
 """Targets under real arrivals, served: who keeps them by load, with drafts or without, and what was predicted.
 
-    python -m benchmarks.serving.targets QUESTIONS.jsonl OUT.json --trace AZURE.csv [--model MODEL] [--base
+    python -m benchmarks serving.targets QUESTIONS.jsonl OUT.json --trace AZURE.csv [--model MODEL] [--base
     CHECKOUT]
         [--loads 0.5,0.7,0.9,1.1] [--seconds 60] [--rounds 3] [--arms off,fixed,new] [--arm NAME='FLAGS' ...]
         [--max-tokens 64]
@@ -139,7 +139,7 @@ def _measure(
         return _run(answers, targets, seconds, predicted)
 
     conditions = {
-        **about("benchmarks.serving.targets"),
+        **about("serving.targets"),
         "arms": {name: portable(shlex.join(server.recipe.command)) for name, server in servers.items()},
         "capacity": round(rate, 3),
         "targets": asdict(targets),
@@ -338,7 +338,3 @@ def _arguments() -> argparse.Namespace:
     add("--slo-ttft-ms", type=float)
     add("--slo-tpot-ms", type=float)
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

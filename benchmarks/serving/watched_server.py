@@ -1,6 +1,6 @@
 """`faser serve` that also tells how many asyncio tasks it has.
 
-    python -m benchmarks.serving.watched_server SOCKET [FLAGS]
+    python -m benchmarks serving.watched_server SOCKET [FLAGS]
 
 Whoever connects to the Unix socket SOCKET reads the names of the unfinished tasks as a JSON list. A thread
 answers, so that the event loop is as it always is.
@@ -16,7 +16,8 @@ import threading
 from faser.cli.main import main as faser
 
 
-def main(path: str, *flags: str) -> int:
+def main() -> int:
+    _, path, *flags = sys.argv
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -34,7 +35,3 @@ def _answer(listener: socket.socket) -> None:
 def _unfinished_tasks() -> list[str]:
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     return sorted(each.get_name() for each in tasks if not each.done())
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

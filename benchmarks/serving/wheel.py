@@ -1,6 +1,6 @@
 """From a wheel to a first answer in an environment without a compiler, and its kernels against this machine's own.
 
-    python -m benchmarks.serving.wheel dist/faser-0.1.0-py3-none-manylinux_2_28_x86_64.whl OUT.json [--rounds 10]
+    python -m benchmarks serving.wheel dist/faser-0.1.0-py3-none-manylinux_2_28_x86_64.whl OUT.json [--rounds 10]
 
 Installs the wheel and what it requires into a new environment, asks the default model one question, and asks it
 again on a second start and with every instruction set that the CPU has. pip's cache and indices are the user's.
@@ -177,7 +177,3 @@ def _compare(isa: Isa, library: Path, rounds: int) -> list[Json]:
             print(isa, record, flush=True)
             found.append(record)
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.simulator`: policies against each other on recorded acceptance and measured step times.
+"""Policies against each other on recorded acceptance and measured step times, simulated.
 
 Three verbs: simulate a workload (needs --cost and --trace), --record a trace with a real engine, --check-live that
 simulated and real times agree. Exit status: 0 done, 1 an engine failed, 2 the command line or a file is wrong.
@@ -23,7 +23,7 @@ from faser.errors import ConfigError, FaserError
 from faser.types import Slo
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and print an error as one line; returns the exit status."""
     try:
         return simulate(arguments)
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def simulate(arguments: Sequence[str]) -> int:
+def simulate(arguments: Sequence[str] | None) -> int:
     """Run one verb; returns the exit status. Raises ConfigError for arguments and files that do not fit."""
     parser = simulate_parser(__doc__)
-    asked = parser.parse_args(list(arguments))
+    asked = parser.parse_args(arguments)
     if asked.help:
         print(parser.format_help())
         return 0
@@ -85,7 +85,3 @@ def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> l
 
             cells.append(contest.run(spec, load, progress))
     return cells
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

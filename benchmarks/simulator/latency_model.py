@@ -1,6 +1,6 @@
 """Errors of the latency model against the simulator, by load: means and tails of TTFT, TPOT and whole answers.
 
-    python -m benchmarks.simulator.latency_model OUT.json [--trace AZURE.csv] [--requests 500] [--seeds 3]
+    python -m benchmarks simulator.latency_model OUT.json [--trace AZURE.csv] [--requests 500] [--seeds 3]
 
 The real scheduler serves requests at shares of what the model calls capacity, on the simulator's clock. Against it
 stand the closed form with a pace planned from the machine's step times, and with the pace that the engine itself
@@ -59,7 +59,7 @@ def _write(out: Path, cells: Sequence[dict[str, Any]]) -> None:
     write_json(
         out,
         {
-            **about("benchmarks.simulator.latency_model"),
+            **about("simulator.latency_model"),
             "errors": "predicted / simulated - 1; attainment: a difference",
             "worst": worst(cells),
             "cells": cells,
@@ -240,7 +240,3 @@ def _arguments() -> argparse.Namespace:
     add("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     add("--loads", type=lambda text: [float(each) for each in text.split(",")], default=list(LOADS))
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ from faser.config.sources import CommandParser, UsageError
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 
-PROG = "python -m benchmarks.simulator"
+PROG = "python -m benchmarks simulator"
 _SYNTHETIC = "iid:"
 _NO_MEMORY = {"suffix_decoding_max_cached_requests": 0}
 

@@ -1,6 +1,6 @@
 """Three classes under three times what a machine can bear: who keeps its targets, who waits, who is refused.
 
-    python -m benchmarks.simulator.overload OUT.json [--machines cpu] [--over 3] [--overload 300] [--seeds 3]
+    python -m benchmarks simulator.overload OUT.json [--machines cpu] [--over 3] [--overload 300] [--seeds 3]
 
 Requests of the classes come in turn, at half of the capacity for a minute, at --over times the capacity for
 --overload seconds, and at half of it for a minute more; the real scheduler and admission serve them on the
@@ -60,7 +60,7 @@ def main() -> None:
     def run_setting(setting: Json) -> Json:
         return run(MACHINES[setting["machine"]](), setting["arm"], asked, setting["seed"], split=setting["split"])
 
-    resumed("benchmarks.simulator.overload", asked.out, settings, run_setting, seconds=asked.seconds)
+    resumed("simulator.overload", asked.out, settings, run_setting, seconds=asked.seconds)
 
 
 def run(machine: MadeMachine, arm: str, asked: argparse.Namespace, seed: int, *, split: str = "1:1:1") -> Json:
@@ -190,7 +190,3 @@ def _arguments() -> argparse.Namespace:
     add("--first-seed", type=int, default=0, help="others than those that rules were chosen by [0]")
     add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Attainment by load where every request has targets: no drafts, fixed lengths, drafts alone, all that steers.
 
-    python -m benchmarks.simulator.steering OUT.json [--trace AZURE.csv] [--machines cpu,h200] [--requests 600]
+    python -m benchmarks simulator.steering OUT.json [--trace AZURE.csv] [--machines cpu,h200] [--requests 600]
         [--seeds 3] [--first-seed 0]
 
 The real scheduler serves requests at shares of the capacity without drafts, on the simulator's clock. Arms:
@@ -62,7 +62,7 @@ def main() -> None:
     def run(setting: Json) -> Json:
         return served(MACHINES[setting["machine"]](), setting["arm"], setting["load"], asked, setting["seed"])
 
-    resumed("benchmarks.simulator.steering", asked.out, settings, run, seconds=asked.seconds, summary=summary)
+    resumed("simulator.steering", asked.out, settings, run, seconds=asked.seconds, summary=summary)
 
 
 def summary(cells: list[Json]) -> Json:
@@ -189,7 +189,3 @@ def _arguments() -> argparse.Namespace:
     add("--first-seed", type=int, default=0, help="others than those that rules were chosen by [0]")
     add("--seconds", type=float, default=float("inf"), help="after which no further run begins")
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

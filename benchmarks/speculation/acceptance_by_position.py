@@ -1,6 +1,6 @@
 """Acceptance of the first, second, … drafted token, by drafter and kind of question, with pictures.
 
-    python -m benchmarks.speculation.acceptance_by_position QUESTIONS.jsonl OUT.json
+    python -m benchmarks speculation.acceptance_by_position QUESTIONS.jsonl OUT.json
         [--drafter NAME='{"method": …}' ...]
         [--model MODEL] [--count 10] [--tokens 160] [--temperature 0] [--length 6]
 
@@ -63,7 +63,7 @@ def main() -> None:
                     found[kind][name] = shares([each for each in said if each is not None], options.length)
                     bar.advance(task)
     asked = {name: getattr(options, name) for name in ("model", "count", "tokens", "temperature", "length")}
-    write_json(options.out, about("benchmarks.speculation.acceptance_by_position") | asked | {"kinds": found})
+    write_json(options.out, about("speculation.acceptance_by_position") | asked | {"kinds": found})
     for kind, rows in found.items():
         title = f"Steps whose draft was right up to a token: {kind}, temperature {options.temperature:g}"
         lines = {name: list(enumerate(row["of_steps"], start=1)) for name, row in rows.items()}
@@ -88,7 +88,3 @@ def shares(answers: Sequence[SpeculationSummary], length: int) -> dict[str, Any]
 
 
 _DRAFTERS: dict[str, dict[str, Any]] = {"look-up": {"method": "ngram"}, "n-gram model": {"method": "ngram_model"}}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
 """The text that n-gram models are counted in: what models answered to questions of their own making.
 
-    ANSWERS="python -m benchmarks.speculation.text_answers self-made"
+    ANSWERS="python -m benchmarks speculation.text_answers self-made"
     $ANSWERS smol.jsonl --count 640 --seed 1
     $ANSWERS qwen.jsonl --count 400 --seed 1 --model qwen2.5-coder-1.5b
-    python -m benchmarks.speculation.answers_text make OUT.txt.xz smol.jsonl qwen.jsonl=qwen2.5-coder-1.5b
-    python -m benchmarks.speculation.answers_text compare RECORDED.jsonl COSTS.json OUT.json [--model MODEL]
+    python -m benchmarks speculation.answers_text make OUT.txt.xz smol.jsonl qwen.jsonl=qwen2.5-coder-1.5b
+    python -m benchmarks speculation.answers_text compare RECORDED.jsonl COSTS.json OUT.json [--model MODEL]
         --text own=smol.txt.xz --text "another model's"=qwen.txt.xz --text both=OUT.txt.xz
 
 make: each file of answers goes with the model that has made it; without one it is the default model. Both models
@@ -62,7 +62,7 @@ def _compare(options: argparse.Namespace) -> None:
     step = json.loads(options.costs.read_text("utf-8"))["roles"]["step"]
     seconds = dict(zip(step["rows"], step["seconds"], strict=True))
     encode = load_tokenizer(cached(options.model, cache_dir())).encode
-    result: Json = about("benchmarks.speculation.answers_text") | {
+    result: Json = about("speculation.answers_text") | {
         "answers": len(recorded),
         "most_tokens": options.most,
         "step_ms": {rows: round(1e3 * each, 2) for rows, each in seconds.items()},
@@ -87,7 +87,3 @@ def _compare(options: argparse.Namespace) -> None:
                 result["rows"].append(row)
                 print(json.dumps(row), flush=True)
     write_json(options.out, result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Acceptance of drafts in the second turn of a chat, with its first turn cached and without.
 
-    python -m benchmarks.speculation.drafts_after_hits QUESTIONS.jsonl OUT.json --drafter NAME='{"method": …}' ...
+    python -m benchmarks speculation.drafts_after_hits QUESTIONS.jsonl OUT.json --drafter NAME='{"method": …}' ...
         [--model MODEL] [--count 30] [--tokens 96] [--temperature 0] [--length 3]
 
 QUESTIONS: Spec-Bench's JSON lines, of which those with two turns are asked. `cold` computes the second turn's
@@ -62,7 +62,7 @@ def main() -> None:
                 bar.advance(task)
             found[name]["equal_answers"] = texts["cold"] == texts["cached"]
     asked = {name: getattr(options, name) for name in ("model", "count", "tokens", "temperature", "length")}
-    write_json(options.out, about("benchmarks.speculation.drafts_after_hits") | asked | {"second_turn": found})
+    write_json(options.out, about("speculation.drafts_after_hits") | asked | {"second_turn": found})
     print(json.dumps(found, indent=1))
 
 
@@ -77,7 +77,3 @@ def shares(answers: list[RequestOutput]) -> dict[str, Any]:
         "tokens": round(1 + sum(drafts) / max(steps, 1), 3),
         "cached_tokens": sum([each.num_cached_tokens for each in answers]),
     }
-
-
-if __name__ == "__main__":
-    main()

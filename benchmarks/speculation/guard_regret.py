@@ -1,6 +1,6 @@
 """The guard in made-up traffic: time of the better side over the time taken, and how often its bound holds.
 
-    python -m benchmarks.speculation.guard_regret OUT.json [--seeds 20] [--first-seed 0] [--runs 1000]
+    python -m benchmarks speculation.guard_regret OUT.json [--seeds 20] [--first-seed 0] [--runs 1000]
                                                   [--only TEXT] [--beside OLDER_GUARD.py]
 
 The guard alone, asked and told as the engine does, in steps whose tokens are drawn, whose times vary by 6 % from
@@ -246,7 +246,7 @@ def main() -> None:
     write_json(
         options.out,
         {
-            **about("benchmarks.speculation.guard_regret"),
+            **about("speculation.guard_regret"),
             "unit": "time of the better side over the time taken",
             "cases": cases,
             "coverage": {"runs": options.runs, "bound held throughout": round(fmean(covered), 4)}
@@ -271,7 +271,3 @@ def _is_covered(seed: int, count: int, gain: float) -> bool:
             before, true_s = balance.saved_s, traffic.saved_s
         holds &= abs(true_s - balance.saved_s) <= balance.error_s
     return holds
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Gain of an MTP layer at a given acceptance: its passes run, and drafts are accepted at given rates.
 
-    python -m benchmarks.speculation.mtp_given MODEL.gguf OUT.json [--rates 0.699,0.428,0.244]
+    python -m benchmarks speculation.mtp_given MODEL.gguf OUT.json [--rates 0.699,0.428,0.244]
         [--concurrency 1,4,16] [--rounds 3] [--tokens 48]
 
 MODEL.gguf: of benchmarks.models.random_gguf with --mtp. An engine with default flags but for the rates (MTP
@@ -61,7 +61,7 @@ def main() -> None:
         ignore_eos=True,
         now=time.process_time,
     )
-    head = {**about("benchmarks.speculation.mtp_given"), "rates": rates if any(rates) else None}
+    head = {**about("speculation.mtp_given"), "rates": rates if any(rates) else None}
     cells = []
     for load in loads:
         cells.append(_cell(comparison.under(load, lambda _run: None)[1]))
@@ -82,7 +82,3 @@ def _cell(measured: Measured) -> dict[str, Any]:
         "differing": measured.differing,
         "answers": measured.num_answers,
     }
-
-
-if __name__ == "__main__":
-    main()

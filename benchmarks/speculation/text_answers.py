@@ -1,9 +1,9 @@
 """Answers of a model without drafts, recorded once: the text of its n-gram model, and drafts in counted time.
 
-    python -m benchmarks.speculation.text_answers record QUESTIONS.jsonl ANSWERS.jsonl [--count 48] [--by-category]
-    python -m benchmarks.speculation.text_answers self-made MORE.jsonl [--count 2000]
-    python -m benchmarks.speculation.text_answers ngrams MORE.jsonl OUT.npz
-    python -m benchmarks.speculation.text_answers counted ANSWERS.jsonl COSTS.json OUT.json [--most 64] [--shared]
+    python -m benchmarks speculation.text_answers record QUESTIONS.jsonl ANSWERS.jsonl [--count 48] [--by-category]
+    python -m benchmarks speculation.text_answers self-made MORE.jsonl [--count 2000]
+    python -m benchmarks speculation.text_answers ngrams MORE.jsonl OUT.npz
+    python -m benchmarks speculation.text_answers counted ANSWERS.jsonl COSTS.json OUT.json [--most 64] [--shared]
 
 record: answers to questions, at every temperature; by category: each category of questions has a system prompt of
 its own. self-made: the model makes up questions after its template's opening of the user's turn, and answers them.
@@ -157,7 +157,7 @@ def _counted(options: argparse.Namespace) -> None:
     recorded = read(options.answers)
     step = json.loads(options.costs.read_text("utf-8"))["roles"]["step"]
     seconds = dict(zip(step["rows"], step["seconds"], strict=True))
-    result: Json = about("benchmarks.speculation.text_answers") | {
+    result: Json = about("speculation.text_answers") | {
         "answers": len(recorded),
         "most_tokens": options.most,
         "step_ms": {rows: round(1e3 * each, 2) for rows, each in seconds.items()},
@@ -300,7 +300,3 @@ def read(path: Path) -> list[Answer]:
         Answer(temperature=each["temperature"], prompt=tuple(each["prompt"]), tokens=tuple(each["tokens"]))
         for each in lines
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Gains of speculation through the server: real prompts, default flags against `--speculative-policy off`.
 
-    python -m benchmarks.speed.default_flags QUESTIONS.jsonl OUT.json [--rounds 5] [--concurrency 1,4,16]
+    python -m benchmarks speed.default_flags QUESTIONS.jsonl OUT.json [--rounds 5] [--concurrency 1,4,16]
         [--temperatures 0] [--kinds stop,full,again] [--prompts copying] [--busy-cores 1]
         [--arm NAME='FLAGS' ...] [--model MODEL] [--server-args 'FLAGS']
 
@@ -56,11 +56,11 @@ class Wanted:
     busy_cores: int
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     wanted = wanted_of(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
     prompts = load_prompts(wanted.questions, wanted.categories)
-    conditions = about("benchmarks.speed.default_flags", arguments) | {
+    conditions = about("speed.default_flags", arguments) | {
         "arms": {arm: portable(shlex.join(flags)) for arm, flags in wanted.arms.items()},
         "categories": wanted.categories or "all",
         "busy_cores": wanted.busy_cores,
@@ -206,7 +206,7 @@ def _rate(run: Run) -> float:
     return run.tokens_per_s
 
 
-def wanted_of(arguments: Sequence[str]) -> Wanted:
+def wanted_of(arguments: Sequence[str] | None) -> Wanted:
     """Exits with a message where the arguments make no sense."""
     parser = command_line(__doc__)
     add = parser.add_argument
@@ -271,7 +271,3 @@ def _at_least(least: int) -> Any:
         return int(text)
 
     return count
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

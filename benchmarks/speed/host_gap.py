@@ -1,6 +1,6 @@
 """Time that the host adds to the steps of a GPU: the real engine on a device that is a clock, without a GPU.
 
-    python -m benchmarks.speed.host_gap OUT.json [--base CHECKOUT] [--sequences 1,16,64] [--rounds 5]
+    python -m benchmarks speed.host_gap OUT.json [--base CHECKOUT] [--sequences 1,16,64] [--rounds 5]
 
 Everything between two steps is real, from the scheduler to the last staged array; the device is a clock on which
 a step of the target and a pass of the draft model take given times, and calls of the driver are guesses
@@ -93,7 +93,7 @@ def main() -> None:
         for number in track(range(options.rounds), "rounds")
     ]
     result = {
-        **about("benchmarks.speed.host_gap"),
+        **about("speed.host_gap"),
         "versions": {name: git_commit(checkout) for name, checkout in checkouts.items()},
         "cells": [_summary(cell, i, rounds) for i, cell in enumerate(cells)],
     }
@@ -323,7 +323,11 @@ def _runner(
         backend.device_sampling_kernels(rows, spec.vocab_size), backend.graph_capture, backend.device, rows
     )
     sizes = GraphSizes.default(
-        max_rows=rows, max_sequences=slots, max_drafts=1 if drafts is None else drafts, max_blocks_each=_WIDTH
+        max_rows=rows,
+        max_sequences=slots,
+        max_drafts=1 if drafts is None else drafts,
+        max_blocks_each=_WIDTH,
+        pairs=drafts is None,
     )
     return GraphRunner(
         decoder,
@@ -337,7 +341,3 @@ def _runner(
         lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Cost of a step's control plane and messages to the host, by part, in two checkouts.
 
-    python -m benchmarks.speed.host_parts BASE_CHECKOUT OUT.json --questions FILE [--sequences 1,4,16]
+    python -m benchmarks speed.host_parts BASE_CHECKOUT OUT.json --questions FILE [--sequences 1,4,16]
 
 FILE: of Spec-Bench. Everything of an engine with default flags but the model runs: scheduler, control of
 speculation, policy, look-ups, statistics that leave ten times a second, messages to the front-end. In place of the
@@ -136,7 +136,7 @@ def main() -> None:
     options = parser.parse_args()
     found = compare(RUN, options, str(options.questions.resolve()), *map(str, options.sequences))
     result = {
-        **about("benchmarks.speed.host_parts"),
+        **about("speed.host_parts"),
         "base": git_commit(options.base),
         "bars_us": {arm: dict(zip(SEQUENCES, bars, strict=True)) for arm, bars in BARS_US.items()},
         "ms": found,
@@ -144,7 +144,3 @@ def main() -> None:
     write_json(options.out, result)
     for kind, each in found.items():
         print(f"{kind:28} {1000 * each['base']:8.1f} {1000 * each['this']:8.1f}  x {each['ratio']}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Cost of structured output, and gain of the grammar as a drafter, with the default model.
 
-    python -m benchmarks.speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7]
+    python -m benchmarks speed.structured_cost --out benchmarks/results/structured-cost.json [--rounds 7]
         [--at-once 1,4,16]
 
 Output tokens per second, prompts included, in one engine whose arms take turns:
@@ -167,7 +167,7 @@ def main() -> None:
     asked = parser.parse_args()
     bench = Bench(asked.model)
     found: dict[str, Any] = {
-        **about("benchmarks.speed.structured_cost"),
+        **about("speed.structured_cost"),
         "tokens_per_second": {},
         "mask_us_per_row": {},
     }
@@ -229,7 +229,3 @@ def _mask_times(bench: Bench, schema: Json, answers: Sequence[Tokens], at_once: 
             matchers.accept(slot, answer[position])
     median, most = np.percentile(times, (50, 99))
     return {"median": round(float(median), 1), "p99": round(float(most), 1)}
-
-
-if __name__ == "__main__":
-    main()

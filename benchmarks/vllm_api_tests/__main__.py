@@ -1,4 +1,6 @@
-"""python -m benchmarks.vllm_api_tests SDIST [--model MODEL] [--out FILE] [-k WORDS]: what passes, what fails.
+"""Runs vLLM's own API tests against a server, and counts those that pass and fail.
+
+    python -m benchmarks vllm_api_tests SDIST [--model MODEL] [--out FILE] [-k WORDS]
 
 SDIST: vllm-*.tar.gz, from a package index. Only its tests of the HTTP API are unpacked, to a temporary folder.
 They need the packages pytest-asyncio, regex and requests, which FASER does not.
@@ -94,7 +96,3 @@ def summary(report: Path, version: str) -> dict[str, Any]:
         "deselected": DESELECTED,
         "files_left_out": LEFT_OUT,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -73,10 +73,10 @@ def test_timed_turns_leave_the_first_round_out() -> None:
 
 
 def test_a_command_in_a_result_names_files_without_their_folders() -> None:
-    found = about("benchmarks.x", ["/data/question.jsonl", "--url", "http://127.0.0.1:1", "--arm", "a=--model /m"])
+    found = about("x", ["/data/question.jsonl", "--url", "http://127.0.0.1:1", "--arm", "a=--model /m"])
 
     assert found["command"] == (
-        "python -m benchmarks.x question.jsonl --url http://127.0.0.1:1 --arm 'a=--model /m'"
+        "python -m benchmarks x question.jsonl --url http://127.0.0.1:1 --arm 'a=--model /m'"
     )
     assert {"commit", "machine"} <= found.keys()
 

@@ -108,7 +108,9 @@ def test_drafts_of_a_head_change_no_answer(tmp_path: Path, dtype: str, temperatu
         assert engine.stats().num_preemptions > 0 or dtype == "bfloat16", "the pool is meant to be too small"
 
 
-def write_agreeing(folder: Path, dtype: torch.dtype, *, num_heads: int = 4) -> tuple[Path, Path]:
+def write_agreeing(
+    folder: Path, dtype: torch.dtype, *, num_heads: int = 4, num_kv_heads: int = 4
+) -> tuple[Path, Path]:
     """A model in which token t is followed by follows[t], and a head that knows follows.
 
     The model's stream is the token's own place in it, in every layer. The head's feed-forward adds the place of
@@ -119,7 +121,7 @@ def write_agreeing(folder: Path, dtype: torch.dtype, *, num_heads: int = 4) -> t
         "hidden_size": WIDTH,
         "num_hidden_layers": 6,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
         "head_dim": WIDTH // num_heads,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
@@ -135,7 +137,11 @@ def write_agreeing(folder: Path, dtype: torch.dtype, *, num_heads: int = 4) -> t
     following = torch.zeros(WIDTH, WIDTH).index_copy_(0, follows, places)  # row follows[t] is the place of t
     weights |= {"model.embed_tokens.weight": places, "lm_head.weight": following / 2}
     write_checkpoint(folder / "model", config, {name: each.to(dtype) for name, each in weights.items()})
-    attention: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": WIDTH // num_heads}
+    attention: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": WIDTH // num_heads,
+    }
     layers = head_layers(vocab_size=WIDTH, hidden_size=WIDTH, size=WIDTH, **attention)
     spec = head_spec(decoder=layers, draft_vocab_size=WIDTH, target_hidden_size=WIDTH, state_layers=STATE_LAYERS)
     head = random_weights(tensors.eagle3_shapes(spec))

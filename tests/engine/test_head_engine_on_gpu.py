@@ -65,7 +65,7 @@ def _quiet(_stage: str, _done: int, _total: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.full(but=("0.0",))
 def test_drafts_of_a_head_in_graphs_change_no_answer(tmp_path: Path, temperature: float) -> None:
-    path, head = write_agreeing(tmp_path, torch.bfloat16, num_heads=2)
+    path, head = write_agreeing(tmp_path, torch.bfloat16, num_heads=2, num_kv_heads=1)
     asked: dict[str, Any] = {"count": 4, "lengths": (10, 4)}
     wanted = answers(engine_on_gpu(path, {"policy": "off"}), temperature, **asked)
     engine = engine_on_gpu(path, {"policy": "fixed", "num_speculative_tokens": 3, "model": str(head)})

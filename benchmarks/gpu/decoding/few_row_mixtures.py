@@ -10,7 +10,7 @@ padding reads experts.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -43,7 +43,7 @@ _LOADING_S = 25.0
 
 
 def run(plan: Plan, desk: Desk) -> None:
-    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else _HostClock()
+    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     for config in plan.sizes.mixtures:
         if desk.may_begin(f"{config['model_type']}: layers"):
             layer = Layer.made(config, plan.device)
@@ -114,7 +114,7 @@ class Layer:
         return into
 
     @property
-    def ways(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    def ways(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         return {SEPARATE: self.separate} | {name: partial(self.in_three, name) for name in FEW_ROW_TILES}
 
 
@@ -130,7 +130,7 @@ def measured(layer: Layer, rows: int, valid: int, clock: KernelClock) -> Iterato
         before = int(layer.read)
         found = way(x, slots)
         read = int(layer.read) - before
-        alone = torch.cat([way(each, mark) for each, mark in zip(x.split(1), slots.split(1), strict=True)])
+        alone = torch.cat([way(x[at : at + 1], slots[at : at + 1]) for at in range(rows)])
         yield {
             "rows": rows,
             "valid": valid,
@@ -143,7 +143,7 @@ def measured(layer: Layer, rows: int, valid: int, clock: KernelClock) -> Iterato
         }
 
 
-class _HostClock:
+class HostClock:
     """Times work on a CPU."""
 
     def seconds(self, work: Way) -> float:

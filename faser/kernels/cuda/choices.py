@@ -54,6 +54,11 @@ class Choices:
         self._clock, self._path, self._about = clock, path, dict(about or {})
         self._chosen: dict[str, str] = self._read()
 
+    @property
+    def can_measure(self) -> bool:
+        """Return whether anything but references may be chosen."""
+        return self._clock is not None
+
     def fastest(self, key: str, ways: Mapping[str, Way], *, tolerance: float) -> str:
         """Return the name of the fastest way, the first of which is the reference.
 

@@ -388,11 +388,10 @@ class SeparateBlocks:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps, size = block.gate_up.eps, block.size or buffers.inner.shape[1]
-        gate_up, inner = columns_of(buffers.gate_up, 2 * size), columns_of(buffers.inner, size)
+        eps = block.gate_up.eps
+        inner = columns_of(buffers.inner, block.size or buffers.inner.shape[1])
         self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
-        self.normed_linear(hidden, block.gate_up, gate_up, buffers)
-        self._backend.gate(gate_up, inner, block.activation)
+        self._normed_gate(hidden, block.gate_up, block.activation, inner, buffers)
         if block.beside is None:
             self._add(inner, block.down, eps, block.norm_after, hidden, buffers)
         else:
@@ -401,6 +400,13 @@ class SeparateBlocks:
             self._add_token_inputs(hidden, block, block.token_inputs, buffers)
         if block.scale != 1.0:
             hidden.mul_(block.scale)
+
+    def _normed_gate(
+        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+    ) -> None:
+        """inner = activation(gate) * up, of the product of the normalised rows."""
+        gate_up = columns_of(buffers.gate_up, 2 * inner.shape[1])
+        self._backend.gate(self.normed_linear(hidden, product, gate_up, buffers), inner, activation)
 
     def _add_with_experts(
         self, inner: Tensor, hidden: Tensor, block: FeedForward, beside: ExpertsBeside, buffers: BlockBuffers
@@ -536,6 +542,21 @@ class SeparateLayers:
             q_norm, k_norm = layer.wide_norms
             for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
                 backend.rms_norm(part, norm, layer.eps, part)
+        self._append_and_attend(layer, shape, number, qkv, cache, plan, mixed)
+        if shape.gated:
+            backend.sigmoid_gate(mixed, gates)
+
+    def _append_and_attend(
+        self,
+        layer: DecoderLayer,
+        shape: AttentionShape,
+        number: int,
+        qkv: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        mixed: Tensor,
+    ) -> None:
+        backend = self._backend
         queries = backend.rope_append(
             qkv,
             layer.angles,
@@ -552,8 +573,6 @@ class SeparateLayers:
         source = number if layer.kv_layer is None else layer.kv_layer
         read = cache if layer.lent is None else layer.lent
         backend.attend(queries, read, source, shape, plan, mixed, sinks=layer.sinks)
-        if shape.gated:
-            backend.sigmoid_gate(mixed, gates)
 
     def _delta_net(
         self,

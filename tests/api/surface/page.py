@@ -73,7 +73,7 @@ its test; those of fields are in `tests/api/surface/test_surface.py`. What a row
   value as `1` or `"true"`.
 - **An unknown field** is named in the log once and has no effect; `--strict-request-fields` makes it a 400.
 - **Paths** may end in a slash, and may begin with `--root-path` or not.
-- **vLLM's own API tests** run against the server with `python -m benchmarks.vllm_api_tests SDIST`, which gives a
+- **vLLM's own API tests** run against the server with `python -m benchmarks vllm_api_tests SDIST`, which gives a
   reason for each that does not: [the last counts](../benchmarks/results/vllm-api-tests.json).
 - An unknown route is a 404 that lists these:
 """

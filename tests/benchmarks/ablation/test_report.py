@@ -9,7 +9,7 @@ from benchmarks.ablation.report import Run, write
 from tests.benchmarks.ablation.loaded_engine import LoadedEngine
 from tests.benchmarks.ablation.test_campaign import campaign_of, runs_of
 
-ABOUT: dict[str, Any] = {"command": "python -m benchmarks.ablation", "conditions": {"drafter": "small"}}
+ABOUT: dict[str, Any] = {"command": "python -m benchmarks ablation", "conditions": {"drafter": "small"}}
 
 
 def some_runs() -> list[Run]:

@@ -122,7 +122,7 @@ def test_a_system_that_was_not_set_up_or_does_not_exist_is_refused(tmp_path: Pat
     conditions = _conditions(tmp_path)
     (tmp_path / "vllm" / "bin" / "python").unlink()
 
-    with pytest.raises(FileNotFoundError, match=r"benchmarks\.peers\.setup"):
+    with pytest.raises(FileNotFoundError, match=r"benchmarks peers\.setup"):
         build_system("vllm", conditions)
     (tmp_path / "llamacpp" / "small-q8_0.gguf").unlink()
     with pytest.raises(FileNotFoundError, match=r"small-q8_0\.gguf.*setup llamacpp"):

@@ -1,4 +1,4 @@
-"""Chaos on the tiny model: all promises are kept. Ten minutes of it: python -m benchmarks.serving.chaos."""
+"""Chaos on the tiny model: all promises are kept. Ten minutes of it: python -m benchmarks serving.chaos."""
 
 from pathlib import Path
 

@@ -94,7 +94,7 @@ def test_an_error_is_one_line_that_names_the_command(capsys: pytest.CaptureFixtu
     assert main(["--nonsense"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert all(line.startswith("python -m benchmarks.simulator: ") for line in lines)
+    assert all(line.startswith("python -m benchmarks simulator: ") for line in lines)
 
 
 def test_a_closed_workload_needs_an_end(tmp_path: Path) -> None:

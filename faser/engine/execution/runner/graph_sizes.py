@@ -22,6 +22,7 @@ _WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, *range(144, 256, 16), *range(256, 513, 32))
 _UNIFORM_SIZES = (576, 640, 768, 896, 1024)
 _MOST_ROWS_EACH = 6  # drafts of one length are mostly short
+_MOST_PAIRED = 128  # rows; of more sequences the keys, which are read for each row, cost more than a wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class GraphSizes:
     sequence. max_rows_each: steps of more than max_sequences rows have sizes of their own where all sequences have
     as many rows, from 2 to this number; 1: none has. uniform_rows: further sizes for these alone. tile_rows: for
     steps whose sequences have up to so many rows each there are sizes of their own, ascending; see GraphBatchSize.
+    max_single_rows: steps of up to so many rows have sizes for one row a sequence, if that is more than
+    max_sequences.
     """
 
     rows: tuple[int, ...]
@@ -40,6 +43,7 @@ class GraphSizes:
     max_rows_each: int = 1
     uniform_rows: tuple[int, ...] = ()
     tile_rows: tuple[int | None, ...] = (None,)
+    max_single_rows: int = 0
 
     @classmethod
     def default(
@@ -52,11 +56,13 @@ class GraphSizes:
         requested: Sequence[int] | None = None,
         block_size: int = _MOST_ROWS_EACH,
         tile_rows: Sequence[int] = (),
+        pairs: bool = False,
     ) -> "GraphSizes":
         """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
 
         requested: the sizes in rows; None: those of _SIZES that steps can have. tile_rows: of the backend's
-        GraphCapture; sizes have those that drafts can fill.
+        GraphCapture; sizes have those that drafts can fill. pairs: the last two rows of up to half as many
+        sequences as _MOST_PAIRED have sizes as if each were a sequence.
         """
         rows_each = min(max_drafts + 1, _MOST_ROWS_EACH, block_size)
         most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
@@ -70,6 +76,7 @@ class GraphSizes:
             max_rows_each=rows_each,
             uniform_rows=tuple(uniform),
             tile_rows=tuple(sufficient) or (None,),
+            max_single_rows=min(2 * max_sequences, _MOST_PAIRED) if pairs else 0,
         )
 
     @property
@@ -87,7 +94,7 @@ class GraphSizes:
         single = [
             GraphBatchSize(rows=rows, sequences=rows, one_row_each=True)
             for rows in self.rows
-            if rows <= self.max_sequences
+            if rows <= max(self.max_sequences, self.max_single_rows)
         ]
         several = [
             GraphBatchSize(

@@ -20,7 +20,9 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.device import Accelerator, DeviceEvent
 from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
+from faser.kernels.cuda.flashinfer.device_kernels import CudaLinear, DeviceKernels, ExpertMatrices, RunExperts
+from faser.kernels.cuda.flashinfer.few_row_blocks import FewRowBlocks
+from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
 from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
@@ -33,7 +35,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
-from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
@@ -46,12 +48,6 @@ from faser.kernels.torch_delta_net import TorchStates
 DTYPES = (torch.bfloat16, torch.float16)
 _DELTA_HEAD_DIMS = range(16, 257, 16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
-
-
-@dataclass(frozen=True, slots=True)
-class _CudaLinear:
-    weight: Tensor  # [N, K]
-    bias: Tensor | None  # [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +76,7 @@ class _EagerPlan:
         self.device = device
         self.block_size = block_size
         self.one_row_each = host.one_row_each
+        self.most_rows_each = int(host.query_indptr.diff().max())
         self._state = state
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
@@ -158,10 +155,14 @@ class FlashInferBackend:
         self._sent_numbers: tuple[object, Tensor] = (None, torch.empty(0))
         self.prefers_low_bit = False
         separate = SeparateBlocks(self)
-        self.blocks = separate if fp8 is None else fp8.blocks(separate)
-        self.layers = SeparateLayers(self, self.blocks)
-        self.mixtures = SeparateMixtures(self)
-        if kernels.few_row_experts is not None:
+        self.blocks: Blocks = separate if fp8 is None else fp8.blocks(separate)
+        if kernels.few_rows is not None and self.choices.can_measure:
+            self.blocks = FewRowBlocks(self, self.blocks, kernels.few_rows, self.choices)
+        self.layers: Layers = SeparateLayers(self, self.blocks)
+        if kernels.few_row_attention is not None and self.choices.can_measure:
+            self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
+        self.mixtures: Mixtures = SeparateMixtures(self)
+        if kernels.few_row_experts is not None and self.choices.can_measure:
             self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)
         self.head_drafting = None
         self.block_drafting = None
@@ -198,7 +199,7 @@ class FlashInferBackend:
 
     def concurrent_instance(self) -> "FlashInferBackend":
         """See Backend. The new instance has wrappers, a workspace and a graph memory pool of its own."""
-        return FlashInferBackend(self._accelerator, self._library, self._kernels, self._fp8)
+        return FlashInferBackend(self._accelerator, self._library, self._kernels, self._fp8, self.choices)
 
     @property
     def graph_capture(self) -> FlashInferGraphCapture:
@@ -213,7 +214,7 @@ class FlashInferBackend:
     def wait(self) -> None:
         self._accelerator.wait()
 
-    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> _CudaLinear | Fp8Linear:
+    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> CudaLinear | Fp8Linear:
         """See Backend. Raises ConfigError for a dtype other than bfloat16 and float16, too."""
         if isinstance(weight, LowBitRows):
             raise ConfigError("the flashinfer backend has no low-bit products; the backends native and torch have")
@@ -223,7 +224,7 @@ class FlashInferBackend:
             names = " and ".join(map(str, DTYPES))
             message = f"the flashinfer backend computes in {names}; the weight is {weight.dtype}"
             raise ConfigError(message.replace("torch.", ""))
-        return _CudaLinear(
+        return CudaLinear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, weight.dtype, copy=True),
         )
@@ -236,7 +237,7 @@ class FlashInferBackend:
         return pack_fp8(weight, bias, self.device)
 
     def linear(
-        self, x: Tensor, packed: _CudaLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+        self, x: Tensor, packed: CudaLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
     ) -> Tensor:
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
@@ -256,7 +257,7 @@ class FlashInferBackend:
             out += bias
         return out
 
-    def embed(self, token_ids: Tensor, packed: _CudaLinear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: CudaLinear, out: Tensor) -> Tensor:
         return torch.index_select(packed.weight, 0, token_ids.to(self.device, non_blocking=True), out=out)
 
     def rms_norm(
@@ -458,7 +459,7 @@ class FlashInferBackend:
 def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
     """Raises ConfigError for weights in 8 bits."""
     for each in products:
-        if not isinstance(each, _CudaLinear):
+        if not isinstance(each, CudaLinear):
             raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
     biases = tuple(each.bias for each in products if each.bias is not None)
     assert len(biases) in (0, len(products)), "some experts have biases and others have none"

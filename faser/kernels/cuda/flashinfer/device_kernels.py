@@ -6,16 +6,18 @@ Importing this module does not import Triton; triton_kernels does.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
-from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_delta_net import LayerStates
 
 # See triton/layer_ops.py for the arguments of these.
@@ -30,6 +32,32 @@ ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
 # See triton/drafting.py for the arguments of these.
 Match = Callable[[StepMatch], None]
 Advance = Callable[[FollowedRows, StepMatch | None, PagedLayout, int], None]
+FewRows = Callable[..., Tensor]  # see triton/few_rows.py
+
+
+class FewRowAttention(Protocol):
+    """Attention of few rows in one launch; see triton/few_row_attention.py."""
+
+    def takes(self, shape: AttentionShape, rows_each: int) -> bool: ...
+
+    def __call__(
+        self,
+        layer: DecoderLayer,
+        shape: AttentionShape,
+        qkv: Tensor,
+        pages: tuple[Tensor, Tensor],
+        layout: PagedLayout,
+        rows_each: int,
+        out: Tensor,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLinear:
+    """A packed weight in 16 bits. weight: [N, K]. bias: [N]."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +81,7 @@ FewRowExpertsKernels = Callable[
 class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
 
+    few_rows: None: there is none. few_row_attention: makes that of one backend; None: there is none.
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
     few_row_experts: ways to compute a mixture of up to FEW_ROWS rows, by name; None: there are none.
     delta_net: None: there is none.
@@ -66,6 +95,8 @@ class DeviceKernels:
     advance: Advance
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
+    few_rows: FewRows | None = None
+    few_row_attention: Callable[[], FewRowAttention] | None = None
     experts: ExpertsKernels | None = None
     few_row_experts: FewRowExpertsKernels | None = None
     delta_net: RunDeltaNet | None = None
@@ -109,6 +140,8 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of triton/, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.delta_net import delta_net
     from faser.kernels.cuda.triton.drafting import advance, match
+    from faser.kernels.cuda.triton.few_row_attention import FewRowAttention
+    from faser.kernels.cuda.triton.few_rows import few_rows
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
@@ -123,6 +156,8 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         advance=advance,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
+        few_rows=few_rows,
+        few_row_attention=FewRowAttention,
         experts=experts_kernels,
         few_row_experts=few_row_experts_kernels,
         delta_net=delta_net,

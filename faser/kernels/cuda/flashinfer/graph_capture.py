@@ -201,6 +201,7 @@ class FixedPlan:
         assert size.rows_each is None or size.rows == size.sequences * size.rows_each, size
         self.block_size = block_size
         self.one_row_each = size.one_row_each
+        self.most_rows_each = 1 if size.one_row_each else size.rows_each or size.rows
         self._rows_each = size.rows_each
         self._wrappers = wrappers
         sequences = num_planned(size)
@@ -317,6 +318,12 @@ class FlashInferGraphCapture:
     def tile_rows(self, shape: AttentionShape) -> tuple[int, ...]:
         """See GraphCapture."""
         return tile_rows(shape)
+
+    def reserve(self, shape: AttentionShape, sizes: Sequence[GraphBatchSize]) -> None:
+        """See GraphCapture. Kinds of other types take as much."""
+        for size in sizes:
+            kind = AttentionKind(shape, torch.bfloat16, torch.bfloat16, size.one_row_each)
+            self._wrappers.reserve(kind, size.rows, num_planned(size), size.rows_each)
 
     def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
         plan = FixedPlan(size, block_size, max_blocks, accelerator=self._accelerator, wrappers=self._wrappers)

@@ -1,7 +1,7 @@
 """Verifiers, the sampler and its noise, and the drafting loop follow the target's joint distribution over steps.
 
 Oracle: enumeration of the distribution, compared by chi-square over many seeds, which are fixed.
-`python -m benchmarks.exactness.losslessness` does the same with 200,000 sequences of far more combinations.
+`python -m benchmarks exactness.losslessness` does the same with 200,000 sequences of far more combinations.
 """
 
 import pytest

@@ -5,6 +5,7 @@ where the last ones of another number of rows were; min_p lost.
 """
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -69,6 +70,26 @@ def test_a_device_chooses_what_the_host_would_whoever_asked_before() -> None:
         assert found.margins is not None
         assert guessed.sampled.margins is not None
         assert np.array_equal(found.margins, guessed.sampled.margins.astype(np.float32))
+
+
+def test_positions_that_the_device_has_moved_are_sent_again() -> None:
+    """Planted: the send skipped, since the host sends what it sent last."""
+    chooser, requests = device_chooser(FakeAccelerator()), asked(MAX_ROWS, 1, random_share=1.0)
+    logits = torch.randn(MAX_ROWS, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    wanted = chooser.draft(logits.clone(), requests).wait().token_ids.tolist()
+    moving = chooser.moving_positions()
+    assert moving.tolist() == requests.positions.tolist()
+    moving += 1
+    assert chooser.draft(logits.clone(), requests).wait().token_ids.tolist() == wanted
+
+
+def test_tokens_that_are_fed_lie_behind_those_that_are_sampled_and_no_others_may_be() -> None:
+    chooser, other = device_chooser(FakeAccelerator()), device_chooser(FakeAccelerator())
+    at = chooser.place(chooser.fed)
+    assert chooser.place(chooser.tokens) == 0
+    assert torch.equal(chooser.words[at : at + 2 * MAX_ROWS], chooser.fed)
+    with pytest.raises(AssertionError, match="tokens fed back from another runner"):
+        chooser.place(other.tokens)
 
 
 def test_nothing_is_sent_of_greedy_rows() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture, PlanExtent
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
 from faser.kernels.interface.graph_capture import GraphBatchSize
@@ -45,6 +46,29 @@ class Captured:
         return self.library.calls[f"{self.name}.planner"] - before
 
 
+def test_room_that_was_reserved_for_the_largest_step_is_the_room_of_all() -> None:
+    """Qwen3-8B. FlashInfer's usual 128 MiB are too small for 512 rows with tiles of 16 rows of a sequence."""
+    accelerator, shape = FakeAccelerator(), attention_shape(32, 8, 128)
+    library, workspace = FakeFlashInfer(accelerator), AttentionWorkspace(accelerator)
+    wrappers = AttentionWrappers(accelerator, library, workspace, 132)
+    capture = FlashInferGraphCapture(accelerator, wrappers, fake_kernels(accelerator))
+    sizes = GraphSizes.default(
+        max_rows=8192,
+        max_sequences=256,
+        max_drafts=7,
+        max_blocks_each=MAX_BLOCKS,
+        tile_rows=capture.tile_rows(shape),
+    ).batch_sizes
+    capture.reserve(shape, sizes)
+    reserved = workspace.of(0).data_ptr(), workspace.nbytes
+    assert workspace.nbytes > 128 << 20
+    wrappers.eager(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=False))
+    for size in sizes[-3:]:
+        plan = capture.plan(size, PAGE_SIZE, size.sequences * MAX_BLOCKS)
+        plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, size.one_row_each))
+    assert (workspace.of(0).data_ptr(), workspace.nbytes) == reserved
+
+
 def test_a_longer_layout_is_planned_again_when_a_sequence_gets_another_piece() -> None:
     step = Captured(rows=SEQUENCES)
     assert step.update([300, 100, 20], [1, 1, 1]) == 1
@@ -53,6 +77,16 @@ def test_a_longer_layout_is_planned_again_when_a_sequence_gets_another_piece() -
     assert wrapper.planned.chunk_tokens == 16
     assert [step.update([300 + n, 100 + n, 20 + n], [1, 1, 1]) for n in range(1, 6)] == [0, 0, 0, 0, 1]
     assert step.library.calls[f"{DECODE}.plan"] == 1
+
+
+def test_a_plan_serves_shorter_sequences_where_each_has_one_row_and_its_kernel_takes_empty_pieces() -> None:
+    """Several rows of a sequence are laid out by the pieces that the kernel counts, not by those planned."""
+    shape, alone = attention_shape(1, 4, 64), Captured(rows=SEQUENCES)
+    assert alone.plan.serves_shorter
+    assert not Captured(rows=SEQUENCES + 2).plan.serves_shorter
+    alone.plan._is_blank = True  # another layer of the captured ones
+    alone.plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=True))
+    assert not alone.plan.serves_shorter
 
 
 def test_rows_that_move_to_another_sequence_are_planned_again() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from faser.engine.execution.models.loader import load_decoder
 from faser.errors import ConfigError
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.graph_capture import GraphBatchSize
@@ -259,8 +260,8 @@ def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> Non
 class GraphModel:
     """Steps like PagedModel's, by CUDA graphs: the backbone in one, the LM head in another."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
-        self.backend = backend = fake_backend()
+    def __init__(self, checkpoint: Path, dtype: torch.dtype, backend: FlashInferBackend | None = None) -> None:
+        self.backend = backend = backend or fake_backend()
         self._capture = backend.graph_capture
         decoder = load_decoder(
             checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_ROWS, progress=lambda *_: None

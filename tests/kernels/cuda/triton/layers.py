@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
@@ -26,11 +27,11 @@ def random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def backend_of(fp8: Fp8Products) -> FlashInferBackend:
+def backend_of(fp8: Fp8Products | None, choices: Choices | None = None) -> FlashInferBackend:
     """With FASER's own kernels as on a GPU: in Triton's interpreter, where there is none."""
     emulated = FakeAccelerator()
     device = CudaDevice(torch.device(DEVICE, 0)) if DEVICE == "cuda" else emulated
-    return FlashInferBackend(device, FakeFlashInfer(emulated), triton_kernels(device.device), fp8)
+    return FlashInferBackend(device, FakeFlashInfer(emulated), triton_kernels(device.device), fp8, choices)
 
 
 def expect_same(ours: Tensor, theirs: Tensor) -> None:
