@@ -83,6 +83,13 @@ PHASES = (
         about="drafting and verifying against their floors",
     ),
     Phase(
+        name="gap",
+        run=(f"{_HERE}.decoding.cycle_gap", "run"),
+        share=0.04,
+        least_s=50.0,
+        about="what a device waits between a verification and the next draft",
+    ),
+    Phase(
         name="policies",
         run=(f"{_HERE}.decoding.policies", "run"),
         share=0.08,
@@ -184,46 +191,35 @@ class Run:
     seconds: Mapping[str, float]
 
 
-# Half an hour on a device: 22 minutes of phases, and three starts and transfers.
+# Half an hour on a device in three calls, with their starts and transfers; `d` is of another day.
 RUNS: Mapping[str, Run] = {
     "a": Run(
         about="whether it is right, and how near to the floor",
         budget_s=480.0,
         seconds={
             "environment": 20.0,
-            "checks": 150.0,
+            "checks": 120.0,
             "verify": 35.0,
             "draft": 30.0,
             "cycle": 40.0,
+            "gap": 60.0,
             "plain": 70.0,
         },
     ),
     "b": Run(
-        about="vLLM and then FASER, and the policies with what is left",
+        about="products of few rows, policies, a head, and products in 8 bits",
         budget_s=480.0,
-        seconds={"environment": 15.0, "vllm": 260.0, "policies": 120.0},
+        seconds={"environment": 15.0, "few_rows": 40.0, "policies": 250.0, "heads": 45.0, "fp8": 50.0},
     ),
     "c": Run(
-        about="drafting during verification",
-        budget_s=360.0,
-        seconds={"environment": 15.0, "overlap": 290.0},
+        about="mixtures, and whether drafting during verification can pay",
+        budget_s=480.0,
+        seconds={"environment": 15.0, "few_row_mixtures": 60.0, "family_checks": 100.0, "overlap": 180.0},
     ),
     "d": Run(
-        about="mixtures of experts, sinks, heads of 256, and products in 8 bits",
-        budget_s=420.0,
-        seconds={
-            "environment": 15.0,
-            "family_checks": 150.0,
-            "mixtures": 120.0,
-            "few_rows": 40.0,
-            "few_row_mixtures": 50.0,
-            "fp8": 60.0,
-        },
-    ),
-    "e": Run(
-        about="how products of mixtures are best divided, and the policies",
-        budget_s=420.0,
-        seconds={"environment": 15.0, "checks": 90.0, "mixture_tiles": 75.0, "policies": 190.0},
+        about="vLLM and then FASER, and steps of mixtures",
+        budget_s=480.0,
+        seconds={"environment": 15.0, "vllm": 240.0, "mixtures": 100.0},
     ),
 }
 

@@ -35,8 +35,8 @@ class Sizes:
     vllm_batches, overlap_batches: the most telling first. caps: fixed draft lengths; cap: longest of the policies.
     window_s: of one policy's turn. compared: answers whose tokens are compared, answer_tokens each. vocab,
     choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
-    overlap_drafts: models to draft ahead with, by name; chunks: fixed lengths of their drafts. partitions: of
-    phase overlap. arrival_s: in which the requests of a run come, at most.
+    overlap_drafts: models to draft ahead with, by name; overlap_context: tokens of their prompts; chunks: fixed
+    lengths of their drafts. partitions: of phase overlap. arrival_s: in which the requests of a run come, at most.
     mixtures: timed, whole; families: checked, family_seeds models of each, with answers of answering and
     expert_rows rows of each mixture; family_tests: files. mixture_…, fp8_batches: as those of the 8B.
     tile_rows: the most telling first; tile_layers: with weights of their own; bits_rows: whose bits are compared.
@@ -71,6 +71,7 @@ class Sizes:
     own_tests: tuple[str, ...]
     overlap_drafts: tuple[tuple[str, Config], ...]
     overlap_batches: tuple[int, ...]
+    overlap_context: int
     overlap_acceptances: tuple[float, ...]
     chunks: tuple[int, ...]
     partitions: tuple[str, ...]
@@ -125,9 +126,11 @@ ON_DEVICE = Sizes(
         "tests/kernels/cuda/triton/sampling/test_truncation.py",
     ),
     overlap_drafts=(("0.6B", QWEN3_600M),),
-    overlap_batches=(64, 32, 16),
-    overlap_acceptances=(0.9, 0.8),
-    chunks=(2, 4),
+    # Where drafting ahead could pay: short contexts, so that a pass of the draft is latency and not bandwidth.
+    overlap_batches=(128, 64, 1),
+    overlap_context=128,
+    overlap_acceptances=(0.9,),
+    chunks=(3,),
     partitions=("sm", "streams"),
     arrival_s=20.0,
     mixtures=(QWEN3_30B_A3B, GPT_OSS_20B),
@@ -180,6 +183,7 @@ ON_CPU = Sizes(
     own_tests=("tests/kernels/cuda/triton/sampling/test_noise.py",),
     overlap_drafts=(("tiny", TINY_DRAFT),),
     overlap_batches=(2, 1),
+    overlap_context=64,
     overlap_acceptances=(0.9, 0.6),
     chunks=(1,),
     partitions=("cores",),

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.cells import markdown
+from benchmarks.gpu.predictions import DEVICE, judged
 from benchmarks.gpu.record import Json, Record
 
 
@@ -19,7 +20,7 @@ def overlap(result: Json) -> str:
         f"{each['drafter']} by {each['partition']}: ahead is {each['ahead']:.2f} of serial, see {each['trace']}"
         for each in result.get("stopped", [])
     ]
-    return "\n\n".join(part for part in (table, *refused, *stopped, lanes, gaps) if part)
+    return "\n\n".join(part for part in (table, result.get("decision"), *refused, *stopped, lanes, gaps) if part)
 
 
 def arrivals(result: Json) -> str:
@@ -118,6 +119,7 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
     lines += [*_environment(found.get("environment", {})), "", _states(records)]
     for title, name, table in _TABLES:
         lines += ["", f"## {title}", "", _shown(table, found, name) or "Nothing was measured."]
+    lines += ["", "## Predictions", "", _shown(lambda _: _predictions(found), found, "")]
     return "\n".join(lines) + "\n"
 
 
@@ -127,6 +129,18 @@ def _shown(table: Table, found: dict[str, Json], name: str) -> str:
         return table(found.get(name, {}))
     except (KeyError, TypeError, ValueError) as error:
         return f"What was kept makes no table: {type(error).__name__}: {error}"
+
+
+def _predictions(found: dict[str, Json]) -> str:
+    """Those of an H200 that were measured on one; another device has none."""
+    device = str((found.get("environment", {}).get("device") or {}).get("name"))
+    if DEVICE not in device:
+        return f"Predictions are of an {DEVICE}; this is {device}."
+    rows = list(judged(found))
+    columns = tuple(rows[0]) if rows else ()
+    return (
+        markdown(columns, [tuple(_cell(value) for value in row.values()) for row in rows]) if rows else "None yet."
+    )
 
 
 def _environment(about: Json) -> list[str]:
@@ -291,6 +305,14 @@ def _cycle(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
+def _gap(result: Json) -> str:
+    columns = ("steps", "sequences", "gap_ms", "predicted_gap_ms", "cycle_ms", "tokens_per_s")
+    cells = result.get("cells", [])
+    return _table(
+        [each | {name: each[name]["median"] for name in ("gap_ms", "cycle_ms")} for each in cells], columns
+    )
+
+
 def _policies(result: Json, about: str) -> str:
     found = result.get("rows", [])
     policies = list(dict.fromkeys(row["policy"] for row in found))
@@ -351,6 +373,7 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("The draft model alone", "draft", partial(_plain, name="draft")),
     ("Verification: ms by rows of a sequence", "verify", _verify),
     ("Drafting and verifying", "cycle", _cycle),
+    ("Between a verification and the next draft", "gap", _gap),
     ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
     ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
     ("Drafting ahead: times drafting before the step", "overlap", overlap),

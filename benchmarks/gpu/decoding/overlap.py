@@ -10,6 +10,10 @@ ahead    policy faser, drafts during the step on this partition, wherever anybod
 auto     policy faser, ahead where it finds that this pays
 ahead:2  drafts of two tokens during the step, and so on: chunks of a fixed length
 
+Predicted before the day, at 128 tokens of context and acceptance 0.9, over the best other way: 0.94 at one request
+and 0.93 at 128 by `sm`, 0.95 to 1.1 at 64 by `streams`. `decision` says what follows: where no cell exceeds 1.03,
+`sm` lanes leave the GPU.
+
 Where the first round of the most requests shows that drafting ahead loses, an engine's further cells would show no
 more: a trace of some steps is written instead. `lanes` says which partition was made for each that was asked for,
 and why; one that was made for another is left out where it is asked for itself. `gaps` has the medians of the
@@ -43,7 +47,8 @@ ARMS = (
     Arm(policy="faser", overlap="on", label=AHEAD),
     Arm(policy="faser", overlap="auto", label=AUTO),
 )
-LEAST_AHEAD = 0.95  # of drafting before the step in the first round; below that a trace says more than cells
+LEAST_AHEAD = 0.7  # of drafting before the step in the first round; below that a trace says more than cells
+LEAST_GAIN = 1.03  # over the best other way, in one cell at least, or `sm` lanes leave the GPU
 _CELL = ("drafter", "partition", "acceptance", "sequences")
 _TRACED_STEPS = 4
 GAPS = ("draft_gap_ms", "verify_gap_ms", "given_ms", "join_ms", "between_ms")
@@ -72,6 +77,7 @@ def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
         divided.partition.close()
     desk.keep("rows", rows_of(desk.result.get("turns", [])))
     desk.keep("gaps", gaps_of(desk.result.get("turns", [])))
+    desk.keep("decision", decision_of(desk.result["rows"]))
     for name, picture in pictures(desk.result["rows"]).items():
         (desk.folder.path / name).write_text(picture, "utf-8")
 
@@ -151,7 +157,7 @@ def turns_of(
     return Turns(
         arms=arms_of(sizes.chunks),
         batches=sizes.overlap_batches,
-        prompts=walk.prompts(place, max(sizes.overlap_batches), sizes.context),
+        prompts=walk.prompts(place, max(sizes.overlap_batches), sizes.overlap_context),
         sampling=greedy,
         about={**about, "acceptance": walk.acceptances[place]},
         seen=timed.taken,
@@ -166,7 +172,7 @@ def _wanted(plan: Plan, walk: Walk, name: str, config: Config, partition: Partit
         target=target,
         draft=draft,
         sequences=max(sizes.overlap_batches),
-        context=sizes.context,
+        context=sizes.overlap_context,
         rows=sizes.rows,
         sources=sources_of(plan, walk, target),
         speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
@@ -214,6 +220,18 @@ def rows_of(turns: Sequence[Json]) -> list[Json]:
             }
         )
     return rows
+
+
+def decision_of(rows: Sequence[Json]) -> str:
+    """Say what follows for lanes with processors of their own."""
+    if not rows:
+        return "No cell was measured: nothing follows."
+    best = max(rows, key=lambda row: float(row["gain"]))
+    where = f"{best['partition']}, {best['sequences']} sequences, acceptance {best['acceptance']:g}"
+    follows = (
+        "lanes stay" if best["gain"] > LEAST_GAIN else f"no cell exceeds {LEAST_GAIN}: `sm` lanes leave the GPU"
+    )
+    return f"Best gain {best['gain']:.2f} ({where}): {follows}."
 
 
 def gaps_of(turns: Sequence[Json]) -> list[Json]:

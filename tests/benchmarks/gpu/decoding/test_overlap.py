@@ -14,6 +14,7 @@ from benchmarks.gpu.decoding.overlap import (
     AUTO,
     OFF,
     SERIAL,
+    decision_of,
     gaps_of,
     pictures,
     rows_of,
@@ -65,6 +66,16 @@ def cell(gain: float, **more: object) -> Json:
 
 def points(svg: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h\.01", svg)]
+
+
+def test_lanes_leave_the_gpu_unless_a_cell_exceeds_the_least_gain() -> None:
+    """Planted: the first cell decides; a cell of exactly 1.03 is enough."""
+    rows = [{**CELL, "gain": 0.9}, {**CELL, "gain": 1.03, "sequences": 64}]
+    assert decision_of(rows) == (
+        "Best gain 1.03 (sm, 64 sequences, acceptance 0.8): no cell exceeds 1.03: `sm` lanes leave the GPU."
+    )
+    assert decision_of([*rows, {**CELL, "gain": 1.1}]).endswith(": lanes stay.")
+    assert decision_of([]) == "No cell was measured: nothing follows."
 
 
 def test_pictures_have_lines_of_their_own_acceptance() -> None:
