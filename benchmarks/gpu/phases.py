@@ -142,6 +142,13 @@ PHASES = (
         about="how products of mixtures are best divided",
     ),
     Phase(
+        name="few_rows",
+        run=(f"{_HERE}.decoding.few_rows", "run"),
+        share=0.03,
+        least_s=20.0,
+        about="products of a layer of up to 8 rows, each way",
+    ),
+    Phase(
         name="few_row_mixtures",
         run=(f"{_HERE}.decoding.few_row_mixtures", "run"),
         share=0.03,
@@ -208,6 +215,7 @@ RUNS: Mapping[str, Run] = {
             "environment": 15.0,
             "family_checks": 150.0,
             "mixtures": 120.0,
+            "few_rows": 40.0,
             "few_row_mixtures": 50.0,
             "fp8": 60.0,
         },

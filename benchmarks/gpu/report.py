@@ -256,6 +256,17 @@ def _mixture_tiles(result: Json) -> str:
 _FEW_ROWS = ("model", "rows", "valid", "way", "us", "difference", "same_bits_alone", "experts_read")
 
 
+def _few_rows(result: Json) -> str:
+    """Products by way, then layers, then what was predicted."""
+    products = ("model", "rows", "unit", "way", "us", "share_of_copies", "difference", "refused")
+    layers, predicted = (
+        ("model", "rows", "separate_us", "one_launch_us"),
+        ("share_of_copies", "pass_ms", "step_ms"),
+    )
+    tables = (("products", products), ("layers", layers), ("predicted", predicted))
+    return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
+
+
 def _few_row_mixtures(result: Json) -> str:
     """Layers by way, then whole steps with what was predicted."""
     steps = [each | {"ms": each["step_ms"]["median"]} for each in result.get("cells", [])]
@@ -348,6 +359,7 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),
     ("Products of mixtures, by tiles", "mixture_tiles", _mixture_tiles),
+    ("Products of few rows", "few_rows", _few_rows),
     ("Mixtures of few rows", "few_row_mixtures", _few_row_mixtures),
     ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
     ("An EAGLE-3 head", "heads", lambda result: _table(result.get("rows", []), _HEADS)),

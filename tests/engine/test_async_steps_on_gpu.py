@@ -3,8 +3,6 @@
 Oracle: the same engine with `async_scheduling` off, token for token and bit for bit. The model's logits are exact
 and follow from the last token alone, so that a row that is fed or edited by another one shows, and the row count
 of a graph does not.
-
-Bugs that this test has been seen to catch: PLANTED
 """
 
 import random

@@ -43,7 +43,7 @@ _LOADING_S = 25.0
 
 
 def run(plan: Plan, desk: Desk) -> None:
-    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else _HostClock()
+    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     for config in plan.sizes.mixtures:
         if desk.may_begin(f"{config['model_type']}: layers"):
             layer = Layer.made(config, plan.device)
@@ -143,7 +143,7 @@ def measured(layer: Layer, rows: int, valid: int, clock: KernelClock) -> Iterato
         }
 
 
-class _HostClock:
+class HostClock:
     """Times work on a CPU."""
 
     def seconds(self, work: Way) -> float:

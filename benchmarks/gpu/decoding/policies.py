@@ -1,8 +1,9 @@
 """Phases `policies` and `cycle`: what speculation gains at given acceptance, and how near to its floor a cycle is.
 
-Policies take turns within a round, each round beginning with another one, on the same prompts. A turn starts its
-sequences anew from the prefix cache, so that all of them see the same contexts. Ratios are to policy off in the
-same round; what counts is their median.
+Policies take turns within a round on the same prompts: off first and last, the others between them, each round
+beginning with another one. A turn starts its sequences anew from the prefix cache, so that all see the same
+contexts, and notes the device's clocks. Ratios are to the mean of both turns of off in the same round, so that a
+drift within the round cancels; what counts is their median.
 
 `cycle` drafts a fixed number of tokens and verifies them, against the sum of the floors. `drafting` is the wall
 time of the drafter's part; the rest of a step is planning, verification and commit. Acceptance is given, so that
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.decoding import environment
+from benchmarks.gpu.decoding.clocks import Clocks, nvml
 from benchmarks.gpu.engines import (
     Opened,
     Wanted,
@@ -131,6 +133,7 @@ def _turns(plan: Plan, desk: Desk, acceptance: float, share: float, opened: Open
 def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: float) -> None:
     """Round after round over all batches and policies, for about ends_s seconds; the first round in any case."""
     sizes, loop = plan.sizes, ClosedLoop(engine, clock_of(plan.device))
+    clocks = Clocks(None if plan.dry_run else nvml())
     arms, stop_at_s = turns.arms, desk.left_s - ends_s
     for round_ in range(sizes.rounds):
         for sequences in turns.batches:
@@ -139,36 +142,45 @@ def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: flo
             if not desk.may_begin(f"{dict(turns.about)}, {sequences} sequences, round {round_ + 1}"):
                 continue
             taken = []
-            for arm in (*arms[round_ % len(arms) :], *arms[: round_ % len(arms)]):
+            for arm in in_order(arms, round_):
                 about = {**turns.about, "sequences": sequences, "round": round_, "policy": arm.name}
-                taken.append({**about, **_turn(engine, loop, arm, turns, sequences, sizes.window_s)})
+                turn = _turn(engine, loop, arm, turns, sequences, sizes.window_s)
+                taken.append({**about, **turn, "clocks": clocks.read()})
                 desk.append("turns", taken[-1])
             if not turns.goes_on(taken):
                 return
 
 
+def in_order(arms: Sequence[Arm], round_: int) -> list[Arm]:
+    """Return the arms of a round: off first and last, between them the others from another one on."""
+    off = [arm for arm in arms if arm.name == OFF]
+    others = [arm for arm in arms if arm.name != OFF]
+    by = round_ % max(len(others), 1)
+    return [*off, *others[by:], *others[:by], *off]
+
+
 def rows_of(turns: Sequence[Json]) -> list[Json]:
     """One row a cell and policy: medians over its rounds. Ratios are within a round, so that drifts cancel."""
-    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted", "ahead")
+    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted", "ahead", "clocks")
     by_cell: dict[tuple[Any, ...], list[Json]] = {}
-    off: dict[tuple[Any, ...], float] = {}
+    off: dict[tuple[Any, ...], list[float]] = {}
     for turn in turns:
         about = tuple((name, value) for name, value in turn.items() if name not in measured)
         cell = (*about, ("sequences", turn["sequences"]))
         by_cell.setdefault((*cell, ("policy", turn["policy"])), []).append(turn)
         if turn["policy"] == OFF:
-            off[(*cell, turn["round"])] = turn["tokens_per_s"]
+            off.setdefault((*cell, turn["round"]), []).append(turn["tokens_per_s"])
     rows = []
     for key, found in by_cell.items():
         ratios = [
-            turn["tokens_per_s"] / off[(*key[:-1], turn["round"])]
+            turn["tokens_per_s"] / statistics.mean(off[(*key[:-1], turn["round"])])
             for turn in found
             if (*key[:-1], turn["round"]) in off
         ]
         rows.append(
             {
                 **dict(key),
-                "rounds": len(found),
+                "rounds": len({turn["round"] for turn in found}),
                 "tokens_per_s": statistics.median(turn["tokens_per_s"] for turn in found),
                 "times_off": round(statistics.median(ratios), 4) if ratios else None,
                 "gamma": statistics.median(turn["gamma"] for turn in found),

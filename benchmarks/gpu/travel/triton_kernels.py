@@ -32,6 +32,7 @@ from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
 from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
+from faser.kernels.cuda.triton.few_rows import STAGES
 
 TYPES = {
     "*fp32": (
@@ -126,6 +127,21 @@ OTHERS |= {
     for name in ("_match", "_advance")
 }
 SIZES |= {"BLOCK_SIZE": 16}
+OTHERS["_few_rows"] = {
+    **dict.fromkeys(("norm", "scales"), "*fp32"),
+    **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
+    "size": "i32",
+}
+OTHERS["_few_row_attention"] = {
+    **dict.fromkeys(("q_weight", "k_weight", "v_weight", "sinks", "mixed", "sums"), "*fp32"),
+    **dict.fromkeys(("query_indptr", "page_indptr", "page_indices", "seq_len", "arrived"), "*i32"),
+    **dict.fromkeys(("scale", "cap"), "fp32"),
+    "out": "*bf16",
+    "window": "i32",
+}
+SIZES |= {"DEPENDENT": True, "PIECES": 16, "GRANULE": 64, "PAGE": 16}
+SIZES |= dict.fromkeys(("CAPPED", "WINDOWED", "SINKS"), False)
+_DEPENDENT = {"launch_pdl": True}
 
 
 def sizes_of(tiles: Tiles) -> dict[str, Any]:
@@ -139,7 +155,13 @@ def sizes_of(tiles: Tiles) -> dict[str, Any]:
     }
 
 
-VARIANTS_ONLY = ("_gate_up", "_down", "_route_few")  # kernels for which the common sizes make no sense
+VARIANTS_ONLY = (
+    "_gate_up",
+    "_down",
+    "_route_few",
+    "_few_rows",
+    "_few_row_attention",
+)  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
 _PIPELINED = {
@@ -147,9 +169,26 @@ _PIPELINED = {
     "_gate_up": ("stride", "width", "size"),
     "_down": ("width", "size"),
     "_route_few": ("stride", "width"),
+    "_few_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
+    "_few_row_attention": ("stride",),
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
+    "_few_rows": [
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], **unit, **_DEPENDENT}
+        for unit in (
+            {"NORMED": True, "ADDS": False, "ACTIVATION": ""},
+            {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
+            {"NORMED": False, "ADDS": True, "ACTIVATION": ""},
+        )
+        for rows in (1, 2, 4, 8)
+        for outputs in STAGES
+    ],
+    "_few_row_attention": [
+        {"ROWS": rows, "QUERIES": queries, "NORMED": 2, **kind, **_DEPENDENT}
+        for rows, queries in ((1, 16), (2, 16), (8, 32))
+        for kind in ({}, {"NUM_HEADS": 16}, {"WINDOWED": True, "SINKS": True}, {"HALF": 32})
+    ],
     "_match": [{"MOST": 64, "num_warps": 1}],
     "_advance": [{"FIRST": first, "num_warps": 1} for first in (True, False)],
     "_chunks": [{"TILED": True}],
@@ -158,8 +197,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_settle": [{"BY_PROB": False}],
     "_chunk_probs": [{"WRITE": False}],
     "_draw": [{"GIVEN": True}],
-    "_drawn_draft": [{"GIVEN": True}],
-    "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [
         {"AS_FP8": True},
         {"NORMED": 0},
@@ -198,6 +235,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 _WARP = 32
 _LEFT_IN_MEMORY = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+_WIDE_LOAD = re.compile(r"\bLDG(?:STS)?\.[A-Z.]*128\b")
 _FUSED = re.compile(r"\bfma\.rn\.f(32|64)")
 
 
@@ -206,8 +244,8 @@ class Compiled:
     """One variant of a kernel. variant: its sizes unlike the common ones, as text.
 
     registers: of a thread. stack_bytes: of a thread, spilled registers and arrays without constant indices; None
-    where cuobjdump is missing. shared_bytes: of a block. fuses: whether a product and a sum share a rounding.
-    error: of the compiler; empty: none.
+    where cuobjdump is missing. shared_bytes: of a block. wide_loads: instructions that load 16 bytes from
+    memory. fuses: whether a product and a sum share a rounding. error: of the compiler; empty: none.
     """
 
     kernel: str
@@ -217,6 +255,7 @@ class Compiled:
     registers: int | None = None
     stack_bytes: int | None = None
     shared_bytes: int = 0
+    wide_loads: int | None = None
     code_bytes: int = 0
     fuses: bool = False
     error: str = ""
@@ -279,6 +318,7 @@ def describe(found: Any) -> dict[str, Any]:
         "registers": registers,
         "stack_bytes": stack,
         "shared_bytes": int(found.metadata.shared),
+        "wide_loads": wide_loads(code),
         "code_bytes": len(code),
         "fuses": _FUSED.search(found.asm["ptx"]) is not None,
     }
@@ -286,21 +326,31 @@ def describe(found: Any) -> dict[str, Any]:
 
 def resources(code: bytes) -> tuple[int | None, int | None]:
     """Registers and bytes of stack of a thread, by the cuobjdump that comes with Triton; None without it."""
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    found = _LEFT_IN_MEMORY.search(_told_by("cuobjdump", code, "--dump-resource-usage") or "")
+    return (None, None) if found is None else (int(found[1]), int(found[2]))
+
+
+def wide_loads(code: bytes) -> int | None:
+    """Instructions that load 16 bytes from memory, by the nvdisasm that comes with Triton; None without it."""
+    listing = _told_by("nvdisasm", code)
+    return None if listing is None else len(_WIDE_LOAD.findall(listing))
+
+
+def _told_by(name: str, code: bytes, *options: str) -> str | None:
+    """Return what a program that comes with Triton prints of a kernel; None without it."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     if not program.exists():
-        return None, None
+        return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        command = [str(program), "--dump-resource-usage", file.name]
-        given = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = _LEFT_IN_MEMORY.search(given)
-    return (None, None) if found is None else (int(found[1]), int(found[2]))
+        command = [str(program), *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def page(found: list[Compiled]) -> str:
     """All of them as a table."""
-    columns = ("kernel", "variant", "s", "registers", "stack B", "shared B", "code B", "")
+    columns = ("kernel", "variant", "s", "registers", "stack B", "shared B", "16-byte loads", "code B", "")
     rows = [
         (
             each.kernel,
@@ -309,6 +359,7 @@ def page(found: list[Compiled]) -> str:
             _or_dash(each.registers),
             _or_dash(each.stack_bytes),
             str(each.shared_bytes),
+            _or_dash(each.wide_loads),
             str(each.code_bytes),
             each.error.splitlines()[0] if each.error else "",
         )

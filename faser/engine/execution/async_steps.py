@@ -44,7 +44,7 @@ class _Choice:
     """Choice of the tokens of a step. is_made: it is on its way; the rest is known from then on.
 
     pending: the tokens; None where no row gets one. rows: what requests did to their logits; None: nothing.
-    missing: slots whose mask was not there when this choice was made, or an earlier one.
+    missing: slots that have had no row since their mask was not there; those of this choice too.
     """
 
     is_made: bool = False
@@ -212,7 +212,7 @@ class AsyncSteps:
                 choice.pending = self._runner.sample_from(logits, metadata)
                 choice.rows.score(choice.pending.tokens, self._runner.read_back)
         here = launched.plan.rows.slots
-        still = [slot for slot in self._missing if slot not in here and sampler.is_late(slot)]
+        still = [slot for slot in self._missing if slot not in here]
         self._missing = choice.missing = still if choice.rows is None else [*still, *choice.rows.without_token]
 
     def _drafted(self, rows: StepRows, batch: RowBatch, drafts: DraftsAhead) -> tuple[Ints, TokenFeedback]:

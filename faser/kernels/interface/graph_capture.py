@@ -88,6 +88,13 @@ class GraphCapture(Protocol):
         """
         ...
 
+    def reserve(self, shape: AttentionShape, sizes: Sequence[GraphBatchSize]) -> None:
+        """Make room for what attention keeps during steps of these sizes, before a step or graph knows its place.
+
+        Otherwise a larger step gets new memory, and the graphs that know the old one keep that too.
+        """
+        ...
+
     def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> AttentionPlan:
         """A plan at fixed addresses, for layouts that fit into `size`. All of it is padding until `update_plan`.
 

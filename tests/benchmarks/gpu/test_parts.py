@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.checks.tokens import LEAST_P, exact_distribution, verified
-from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
+from benchmarks.gpu.decoding.clocks import Clocks
+from benchmarks.gpu.decoding.policies import arms_of, in_order, rows_of, synthetic
 from benchmarks.gpu.decoding.real_text import Grown, wide_spec
 from benchmarks.gpu.decoding.vllm_arm import asked
 from benchmarks.gpu.models import (
@@ -233,6 +234,47 @@ def test_ratios_are_to_policy_off_of_the_same_round_and_their_median_counts() ->
     assert rows[1, "off"]["times_off"] == 1.0
     assert rows[8, "faser"]["times_off"] == 0.5
     assert rows[1, "faser"]["rounds"] == 3
+
+
+def test_off_is_first_and_last_in_every_round_and_ratios_are_to_the_mean_of_both() -> None:
+    """Planted: the last turn of off alone; every round in the same order."""
+    orders = [[arm.name for arm in in_order(arms_of(ON_DEVICE), round_)] for round_ in range(2)]
+    assert orders[0] == ["off", "fixed:1", "fixed:3", "fixed:5", "goodput", "faser", "off"]
+    assert orders[1] == ["off", "fixed:3", "fixed:5", "goodput", "faser", "fixed:1", "off"]
+    rows = {
+        row["policy"]: row
+        for row in rows_of([turn("off", 0, 90.0), turn("faser", 0, 150.0), turn("off", 0, 110.0)])
+    }
+    assert rows["faser"]["times_off"] == 1.5
+    assert (rows["off"]["times_off"], rows["off"]["rounds"]) == (1.0, 1)
+
+
+class Nvml:
+    """NVML's bindings, as far as they are used here."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "sm", "memory", "celsius"
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"device {index}"
+
+    def nvmlDeviceGetClockInfo(self, device: str, kind: str) -> int:
+        return {("device 0", "sm"): 1980, ("device 0", "memory"): 3201}[device, kind]
+
+    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
+        return {"device 0": 512_700}[device]
+
+    def nvmlDeviceGetTemperature(self, device: str, kind: str) -> int:
+        return {("device 0", "celsius"): 41}[device, kind]
+
+
+def test_clocks_are_those_of_the_first_device() -> None:
+    assert Clocks(None).read() == {}
+    assert Clocks(Nvml()).read() == {"sm_mhz": 1980, "memory_mhz": 3201, "watts": 513, "celsius": 41}
+
+
+def test_nvml_has_the_names_that_clocks_use() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert {name for name in dir(Nvml) if name.lower().startswith("nvml")} <= set(dir(pynvml))
 
 
 def test_a_policy_without_an_off_in_its_round_has_no_ratio() -> None:

@@ -215,6 +215,7 @@ TABLES = {
     "family_checks": ("checks",),
     "mixtures": ("models", "cells"),
     "mixture_tiles": ("cells", "best", "parts", "bits"),
+    "few_rows": ("predicted", "products", "layers"),
     "few_row_mixtures": ("layers", "cells"),
     "fp8": ("16 bits bare", "fp8 bare", "rows"),
     "heads": ("cells", "rows"),

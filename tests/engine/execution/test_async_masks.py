@@ -3,7 +3,8 @@
 Oracle: the same engine, each step after the other, whose masks are there at once: token for token, and score for
 score. Time is counted in forwards.
 
-Bugs that these tests have been seen to catch: PLANTED
+Bugs that these tests have been seen to catch: an output one token old (chosen too early, or before the sampler has
+accepted), a late sequence that has rows all the same.
 """
 
 import random

@@ -148,11 +148,23 @@ class BlockGraphs:
         self._run(self._contexts[size], layout)
         return True
 
+    @property
+    def scores(self) -> Tensor:
+        """Return the scores [R, C] of the candidates of the last blocks, for passes that are only timed."""
+        return self._candidates.scores
+
+    def run(self, blocks: RowLayout, token_ids: Ints) -> bool:
+        """Launch blocks alone. False: there is no graph for them, and nothing was launched."""
+        if not self._fits(self._blocks, blocks):
+            return False
+        self._launch_blocks(blocks, token_ids, np.ones_like(token_ids), token_ids)
+        return True
+
     def draft(self, given: BlockPass) -> Callable[[], list[SampledTokens]]:
         """Launch everything; the result waits for the tokens of each depth, [S]."""
         if given.context is not None:
             assert self.read(given.context, given.numbers), "see fits"
-        self._launch_blocks(given)
+        self._launch_blocks(given.blocks, given.token_ids, given.depth, given.anchors)
         count, flags = len(given.firsts), given.requests.truncation_flags
         size, depth = next_size(self._of_sequences, count), next_size(self._depths, given.most)
         assert size is not None
@@ -165,15 +177,15 @@ class BlockGraphs:
         self._walks[size, depth, flags].replay()
         return partial(_tokens_of, self._capture.readback((self._tokens, self._margins)), given.most, count)
 
-    def _launch_blocks(self, given: BlockPass) -> None:
-        rows, most = len(given.token_ids), self._sizes[-1]
+    def _launch_blocks(self, blocks: RowLayout, token_ids: Ints, depth: Ints, anchors: Ints) -> None:
+        rows, most = len(token_ids), self._sizes[-1]
         size = next_size(self._sizes, rows)
         assert size is not None
         sent = self._block_inputs.host().reshape(3, most)
-        sent[:, :rows] = given.token_ids, given.depth, given.anchors
+        sent[:, :rows] = token_ids, depth, anchors
         sent[:, rows:] = 0
         self._block_inputs.send()
-        self._run(self._blocks[size], given.blocks, rows_alone(given.blocks))
+        self._run(self._blocks[size], blocks, rows_alone(blocks))
 
     def _run(self, graph: _Graph, *layouts: RowLayout) -> None:
         for (plan, _), layout in zip(graph.plans, layouts, strict=True):

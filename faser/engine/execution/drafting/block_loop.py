@@ -56,19 +56,21 @@ class BlockRunner:
     """Runs a block drafter over rows. Owns its KV cache. To be called in inference mode.
 
     vocab_size: the target's. kv: size of the drafter's cache, which the runner allocates. states: the target's
-    buffer, [max_rows, K * H], for passes that are only timed.
+    buffer, [max_rows, K * H], for passes that are only timed. graphs: to be set where the device has any.
     """
 
     def __init__(
         self, model: BlockModel, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
     ) -> None:
         self.head = model
+        self.graphs: BlockGraphs | None = None
         self.vocab_size = vocab_size
         self._backend = backend
         self._block_size = kv.block_size
         self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
+        self._replayed = False
         drafting, self._stack = backend.block_drafting, model.drafting_stack
         takes = drafting is not None and self._stack is not None and drafting.takes(self._stack)
         self._drafting = drafting if takes else None
@@ -122,6 +124,9 @@ class BlockRunner:
     @torch.inference_mode()
     def forward(self, batch: RowBatch) -> None:
         """A pass over blocks that are these rows, to be timed."""
+        self._replayed = self.graphs is not None and self.graphs.run(batch.layout, batch.token_ids.numpy())
+        if self._replayed:
+            return
         context = [0] * (len(batch.layout.query_start) - 1)
         self._hidden = self.run(batch.layout, context, batch.token_ids.numpy(), self._dummy_states[:0])
 
@@ -129,6 +134,8 @@ class BlockRunner:
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Scores of the candidates of rows of the last `forward`."""
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
+        if self._replayed and self.graphs is not None:
+            return self.graphs.scores.index_select(0, numbers)
         return self.head.candidates(self._hidden.index_select(0, numbers), torch.zeros_like(numbers)).scores
 
     @torch.inference_mode()
@@ -142,7 +149,7 @@ class BlockLoop:
     """Loop of a block drafter. One native call where the runner has it, else operation by operation.
 
     table: of the drafter's cache. max_rows: most rows of a pass. sampler: of the target's tokens. predicts: how it
-    chooses, where one call or graphs can do that; None: they cannot. graphs: None: there are none.
+    chooses, where one call or graphs can do that; None: they cannot.
     """
 
     def __init__(
@@ -154,15 +161,14 @@ class BlockLoop:
         *,
         max_rows: int,
         predicts: PointMassSampler | None = None,
-        graphs: BlockGraphs | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._states = states
         self._sampler = sampler
         self._predicts = predicts if runner.drafts_in_one_call else None
-        self._graphs = graphs
-        self._replays = None if graphs is None else predicts
+        self._graphs = runner.graphs
+        self._replays = predicts
         self._max_rows = max_rows
         self._spec = runner.head.spec
         self._mask = self._spec.mask_token_id or 0  # any token where masks have an embedding of their own

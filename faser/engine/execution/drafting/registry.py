@@ -15,7 +15,6 @@ from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafting.ahead import AheadLoop
 from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.block import BlockModel
-from faser.engine.execution.drafting.block_graphs import BlockGraphs
 from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
@@ -64,8 +63,7 @@ class DraftModelParts:
 class HeadParts:
     """A loaded head. states: where the target's steps leave theirs. kv: its own cache, of the target's blocks.
 
-    reader: of the states, for a head that has the runner of a draft model; None: its runner reads them. blocks:
-    graphs of a block drafter; None: there are none.
+    reader: of the states, for a head that has the runner of a draft model; None: its runner reads them.
     """
 
     head: Head | BlockModel
@@ -73,7 +71,6 @@ class HeadParts:
     states: HiddenStates
     kv: KvShape
     reader: StateReader | None = None
-    blocks: BlockGraphs | None = None
 
 
 def load_index(progress: ProgressCallback | None = None) -> ctypes.CDLL:
@@ -156,9 +153,7 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     predicts, vocabulary = _point_masses(sampler), None
     loop: BlockLoop | HeadLoop | HeadModelLoop
     if isinstance(runner, BlockRunner):
-        loop = BlockLoop(
-            runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts, graphs=found.blocks
-        )
+        loop = BlockLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)
     elif isinstance(runner, HeadRunner):
         if (draft_ids := runner.head.draft_ids) is not None:
             sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)

@@ -254,6 +254,7 @@ def make_runner(
     device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
         return Runner(decoder, backend, kv, device_sampler, states=states)
+    reserve_workspace(config, model)
     return GraphRunner(
         decoder,
         backend,
@@ -269,6 +270,14 @@ def make_runner(
         states=states,
         report=lambda stage, done, total: report(f"{stage} of the {model.files.role.value}", done, total),
     )
+
+
+def reserve_workspace(config: EngineConfig, model: LoadedModel | LoadedHead) -> None:
+    """Have attention's workspace made as large as the model's CUDA graphs will need it. Idempotent."""
+    capture = model.backend.graph_capture
+    if capture is not None and config.records_steps:
+        for shape in {attention_shape(each) for each in model.files.spec.attentions}:
+            capture.reserve(shape, _graph_sizes(config, model).batch_sizes)
 
 
 def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, num_device_lanes: int = 0) -> int:
@@ -418,13 +427,13 @@ def _start_head(
     config: EngineConfig, loaded: LoadedHead, kv: KvShape, target: EngineModel, report: ProgressCallback
 ) -> EngineHead:
     head, backend, decoder = loaded.head, loaded.backend, loaded.target.decoder
-    vocab_size, reader, blocks = decoder.spec.vocab_size, None, None
+    vocab_size, reader = decoder.spec.vocab_size, None
     if isinstance(head, AssistantHead):
         head.read_from(target.runner.cache)
     runner: Runner | HeadRunner | BlockRunner
     if isinstance(head, BlockModel):
         runner = BlockRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
-        blocks = _block_graphs(config, loaded, head, kv, runner.cache, report)
+        runner.graphs = _block_graphs(config, loaded, head, kv, runner.cache, report)
     elif not loaded.drafts_on_device:
         runner = HeadRunner(head, backend, kv, states=decoder.states, vocab_size=vocab_size)
     else:
@@ -434,7 +443,7 @@ def _start_head(
         sizes = _graph_sizes(config, loaded).rows if config.records_steps else ()
         assert backend.graph_capture is not None, "drafts_on_device says so"
         reader = StateReader(model, loaded.states, backend, backend.graph_capture, sizes)
-    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader, blocks=blocks)
+    parts = HeadParts(head=head, runner=runner, states=loaded.states, kv=kv, reader=reader)
     return EngineHead(
         files=loaded.files, head=head, target=loaded.target, states=loaded.states, kv=kv, parts=parts
     )

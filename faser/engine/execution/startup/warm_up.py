@@ -31,7 +31,7 @@ from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, make_verifier
 from faser.engine.execution.startup.files import ModelRole
 from faser.engine.execution.startup.memory import MemoryBudget, cache_shapes, state_shape
-from faser.engine.execution.startup.models import LoadedHead, LoadedModel, expected_graph_bytes
+from faser.engine.execution.startup.models import LoadedHead, LoadedModel, expected_graph_bytes, reserve_workspace
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits, StepProfiler
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import DeviceMemory
@@ -217,6 +217,7 @@ def profile_memory(
 
     def step() -> None:
         for each in models:
+            reserve_workspace(config, each)
             _largest_step(config, each)
             make_warm_up(config, each).run(config.max_num_seqs)
 

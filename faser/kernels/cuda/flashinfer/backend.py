@@ -35,7 +35,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
-from faser.kernels.interface.blocks import Blocks, Experts, Layers
+from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
@@ -161,8 +161,8 @@ class FlashInferBackend:
         self.layers: Layers = SeparateLayers(self, self.blocks)
         if kernels.few_row_attention is not None and self.choices.can_measure:
             self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
-        self.mixtures = SeparateMixtures(self)
-        if kernels.few_row_experts is not None:
+        self.mixtures: Mixtures = SeparateMixtures(self)
+        if kernels.few_row_experts is not None and self.choices.can_measure:
             self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)
         self.head_drafting = None
         self.block_drafting = None

@@ -76,7 +76,8 @@ class FewRowMixtures(SeparateMixtures):
             ways = self._found[block] = self._ways(block)
         generator = torch.Generator(hidden.device).manual_seed(0)
         rows = torch.randn(hidden.shape, generator=generator, device=hidden.device).to(hidden.dtype)
-        room, counter = replace(buffers, slots=None), self._counter()
+        slots = None if buffers.slots is None else torch.zeros_like(buffers.slots)
+        room, counter = replace(buffers, slots=slots), self._counter()
         before = counter.clone()
 
         def separate() -> Tensor:
@@ -86,7 +87,7 @@ class FewRowMixtures(SeparateMixtures):
 
         def fewer(run: RunFewRowExperts) -> Tensor:
             into = torch.zeros_like(rows)
-            run(rows, norm, eps, into, counter, None, router_norm)
+            run(rows, norm, eps, into, counter, slots, router_norm)
             return into
 
         by_name = {SEPARATE: separate} | {name: (lambda run=run: fewer(run)) for name, run in ways.items()}

@@ -319,6 +319,12 @@ class FlashInferGraphCapture:
         """See GraphCapture."""
         return tile_rows(shape)
 
+    def reserve(self, shape: AttentionShape, sizes: Sequence[GraphBatchSize]) -> None:
+        """See GraphCapture. Kinds of other types take as much."""
+        for size in sizes:
+            kind = AttentionKind(shape, torch.bfloat16, torch.bfloat16, size.one_row_each)
+            self._wrappers.reserve(kind, size.rows, num_planned(size), size.rows_each)
+
     def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
         plan = FixedPlan(size, block_size, max_blocks, accelerator=self._accelerator, wrappers=self._wrappers)
         self._plans.append(plan)

@@ -116,8 +116,6 @@ class AttentionWrappers:
         The caller fills arrays.page_indices; planning writes the values of the other arrays again. rows_each: of
         every sequence in every plan; None: any number.
         """
-        sizes, processors = arrays.sizes, self._planned_for(kind)
-        needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences, rows_each=rows_each)
         options: dict[str, Any] = {"use_cuda_graph": True}
         if kind.one_row_each:
             options["paged_kv_indptr_buffer"] = arrays.page_indptr
@@ -128,11 +126,18 @@ class AttentionWrappers:
             options["paged_kv_indptr_buf"] = arrays.page_indptr
             options["paged_kv_indices_buf"] = arrays.page_indices
             options["paged_kv_last_page_len_buf"] = arrays.last_page_len
-        workspace = self._workspace.of(needed)
+        workspace = self.reserve(kind, arrays.sizes.rows, arrays.sizes.sequences, rows_each)
         wrapper = self._new(kind, workspace, options)
         plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=self._accelerator.device)
         wrapper.reset_workspace_buffer(workspace, plans)
         return wrapper
+
+    def reserve(self, kind: AttentionKind, rows: int, sequences: int, rows_each: int | None) -> Tensor:
+        """Return a workspace that a fixed wrapper of this size fits into."""
+        processors = self._planned_for(kind)
+        return self._workspace.of(
+            split_bytes(kind, processors, rows=rows, sequences=sequences, rows_each=rows_each)
+        )
 
     def left_out_blocks(self, kind: AttentionKind, grid: "PlanGrid", counts: NDArray[np.int32]) -> int:
         """Return how many of the device's blocks a fixed plan leaves out. counts: rows of every sequence."""

@@ -22,6 +22,6 @@ def test_the_kernels_of_layers_of_sampling_and_of_drafts_are_asked_for_as_a_gpu_
     keys = [line.split(" ", 1) for line in done.stdout.splitlines()]
     names = {name.rpartition(".")[2] for name, _ in keys}
     assert {"_rms_norm", "_rope_append", "_gate_rows", "_gate_up", "_down", "_draw"} <= names
-    assert {"_digit_sums", "_settle", "_chunk_probs", "_chunk_draft", "_row_draft"} <= names
+    assert {"_digit_sums", "_settle", "_chunk_probs", "_chunk_best", "_draw_draft", "_route_few"} <= names
     products = [key for name, key in keys if name.endswith(("_gate_up", "_down"))]
     assert {key.partition("]{")[0].rpartition("(")[2] for key in products} == {"'constexpr', False)"}  # WIDE

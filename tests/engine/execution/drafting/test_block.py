@@ -155,7 +155,8 @@ class Driven:
             device=torch.device("cpu"),
         )
         chosen = sampler or GreedyDraftSampler()
-        graphs = None if make_graphs is None else make_graphs(self.runner, self.ring, decoder, kv)
+        if make_graphs is not None:
+            self.runner.graphs = make_graphs(self.runner, self.ring, decoder, kv)
         self.table = BlockTable(NUM_SLOTS, -(-MAX_PLACES // BLOCK_SIZE))
         self.cache = HeadCache(self.table, num_blocks=kv.num_blocks, block_size=BLOCK_SIZE)
         self.free = [*range(kv.num_blocks)]
@@ -166,7 +167,6 @@ class Driven:
             chosen,
             max_rows=max_rows,
             predicts=None if make_graphs is None else chosen,  # type: ignore[arg-type]
-            graphs=graphs,
         )
         self.drafter = HeadDrafter(self.loop, self.ring, self.cache, method, trained=MAX_PLACES)
         self.lines: dict[int, Line] = {}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,3 +167,16 @@ def test_a_draft_is_three_replays_and_nothing_is_sent_for_single_operations(
     assert [len(draft) for draft, _ in found.values()] == [4, 3]
     assert len(replays) == 3
     assert accelerator.uploads == uploads
+
+
+def test_passes_that_are_timed_are_replayed(target: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
+    replays: list[object] = []
+    accelerator = FakeAccelerator()
+    side = driven(tmp_path, target, "dspark", graphs=True, accelerator=accelerator)
+    side.table.append(0, (1,))
+    token_ids = np.array([3, 4, 5])
+    batch = side.table.lay_out([0], np.array([4], np.int32), np.array([3], np.int32), token_ids)
+    accelerator.on_replay = replays.append
+    side.runner.forward(batch)
+    assert len(replays) == 1
+    assert side.runner.logits([0, 2]).isfinite().all()

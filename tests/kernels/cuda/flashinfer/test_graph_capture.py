@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture, PlanExtent
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
 from faser.kernels.interface.graph_capture import GraphBatchSize
@@ -43,6 +44,29 @@ class Captured:
         self.capture.update_plan(self.plan, layout_of(spans, self.table))
         self.accelerator.wait()
         return self.library.calls[f"{self.name}.planner"] - before
+
+
+def test_room_that_was_reserved_for_the_largest_step_is_the_room_of_all() -> None:
+    """Qwen3-8B. FlashInfer's usual 128 MiB are too small for 512 rows with tiles of 16 rows of a sequence."""
+    accelerator, shape = FakeAccelerator(), attention_shape(32, 8, 128)
+    library, workspace = FakeFlashInfer(accelerator), AttentionWorkspace(accelerator)
+    wrappers = AttentionWrappers(accelerator, library, workspace, 132)
+    capture = FlashInferGraphCapture(accelerator, wrappers, fake_kernels(accelerator))
+    sizes = GraphSizes.default(
+        max_rows=8192,
+        max_sequences=256,
+        max_drafts=7,
+        max_blocks_each=MAX_BLOCKS,
+        tile_rows=capture.tile_rows(shape),
+    ).batch_sizes
+    capture.reserve(shape, sizes)
+    reserved = workspace.of(0).data_ptr(), workspace.nbytes
+    assert workspace.nbytes > 128 << 20
+    wrappers.eager(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=False))
+    for size in sizes[-3:]:
+        plan = capture.plan(size, PAGE_SIZE, size.sequences * MAX_BLOCKS)
+        plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, size.one_row_each))
+    assert (workspace.of(0).data_ptr(), workspace.nbytes) == reserved
 
 
 def test_a_longer_layout_is_planned_again_when_a_sequence_gets_another_piece() -> None:

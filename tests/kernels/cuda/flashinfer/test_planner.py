@@ -219,6 +219,7 @@ def padded(counts: list[int], group: int, *, max_sequences: int, max_drafts: int
         ([5] * 128, 4, 128, 4, 64),
         ([4] * 256, 4, 256, 16, 16),
         ([1, 2, 2] * 42, 2, 128, 1, 16),
+        ([1, 2] * 64, 2, 128, 1, 16),
         ([2] * 128, 2, 128, 1, 16),
         ([9, 1, 4], 8, 256, 16, 64),
         ([3, 1, 2], 3, 64, 7, 16),
@@ -235,6 +236,41 @@ def test_a_step_is_padded_to_a_size_whose_tiles_hold_the_rows_of_each_sequence(
     tiles = sum(-(-each * group // tile) for each in layout.rows)
     assert len(plan.blocks()) == tiles
     assert tiles == sum(each > 0 for each in layout.rows) or max(counts) * group > 64
+
+
+@pytest.mark.parametrize("num_heads, max_sequences, max_drafts", [(32, 128, 7), (32, 256, 7), (16, 256, 1)])
+def test_the_workspace_that_is_reserved_holds_the_plans_of_all_graphs(
+    planner: Planner, num_heads: int, max_sequences: int, max_drafts: int
+) -> None:
+    """The shapes of Qwen3-8B and 0.6B, sequences of up to 8,192 tokens."""
+    shape = AttentionShape(num_heads=num_heads, num_kv_heads=8, head_dim=128, scale=1.0)
+    sizes = GraphSizes.default(
+        max_rows=8192,
+        max_sequences=max_sequences,
+        max_drafts=max_drafts,
+        max_blocks_each=512,
+        tile_rows=tile_rows(shape),
+    )
+    for size in sizes.batch_sizes:
+        rows, _ = blank(num_planned(size), size.rows)
+        for pages in (1, 64, 512):
+            layout = Layout(
+                rows=rows,
+                pages=(pages,) * len(rows),
+                num_heads=num_heads,
+                num_kv_heads=8,
+                most_rows=size.rows,
+                rows_each=size.rows_each or 0,
+            )
+            plan = planner.plan(layout, colocated=left_out_blocks(layout, ALL, one_row_each=size.one_row_each))
+            room = split_bytes(
+                kind_of(layout, one_row_each=size.one_row_each),
+                ALL,
+                rows=size.rows,
+                sequences=len(rows),
+                rows_each=size.rows_each,
+            )
+            assert plan.bytes <= room, size
 
 
 @pytest.mark.parametrize("counts", [[5] * 32, [4] * 20, [2, 3] * 6, [16] * 3])

@@ -26,10 +26,9 @@ def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path
     found = json.loads(listed.read_text())["kernels"]
     assert {
         "_draw",
-        "_chunk_draft",
         "_digit_sums",
         "_rope_append",
         "_chunks",
     } <= {each["kernel"] for each in found}
-    assert [each["kernel"] for each in found if each["fuses"]] == []
+    assert {each["kernel"] for each in found if each["fuses"]} == {"_few_rows"}, "which asks for it"
     assert all(each["registers"] and each["code_bytes"] for each in found)

@@ -6,6 +6,7 @@ measured rows as results, no norm of the router's, experts counted while ways ar
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ class Measured:
 
 
 def backend_of(choices: Choices | None) -> FlashInferBackend:
-    """With FASER's own kernels as on a GPU."""
+    """With FASER's own kernels as on a GPU, but those of other units of few rows."""
     emulated = FakeAccelerator()
     device = CudaDevice(torch.device(DEVICE, 0)) if DEVICE == "cuda" else emulated
-    return FlashInferBackend(device, FakeFlashInfer(emulated), triton_kernels(device.device), None, choices)
+    kernels = replace(triton_kernels(device.device), few_rows=None, few_row_attention=None)
+    return FlashInferBackend(device, FakeFlashInfer(emulated), kernels, None, choices)
 
 
 def steps() -> list[list[Rows]]:

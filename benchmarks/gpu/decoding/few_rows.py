@@ -1,0 +1,127 @@
+"""Phase `few_rows`: the products of a layer of 1 to 8 rows, each way, with weights in no cache.
+
+    products   a product with its norm, gate or residual: in separate launches, in one launch by outputs of a
+               program, and its weights alone by FlashInfer's kernels of few rows; share of the copy bandwidth
+    layers     the products of a layer together, in separate launches and in the fastest one launch of each
+
+Whole steps with the ways that were chosen are in the phases `plain` and `draft`, attention's times in the log.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.decoding import environment
+from benchmarks.gpu.decoding.few_row_mixtures import HostClock
+from benchmarks.gpu.models import Config
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json
+from faser.errors import FaserError
+from faser.kernels.cuda.choices import GraphClock, KernelClock
+from faser.kernels.cuda.triton.few_rows import STAGES, few_rows
+from faser.kernels.cuda.triton.layer_ops import gate, rms_norm
+
+# Before the day, all of one row: of a GEMV by its weights over a copy; a pass of the 0.6B, a step of the 8B at 1k
+# context. They took 1.42 and 4.88 ms in ten launches a layer.
+PREDICTED = {"share_of_copies": 0.9, "pass_ms": 0.60, "step_ms": 4.15}
+SEPARATE = "separate"
+_ROWS = (1, 2, 4, 8)
+_DRY_ROWS = (2,)
+_EPS = 1e-6
+_LIBRARY = ("tinygemm", "cublaslt", "tgv")  # backends of FlashInfer's mm_bf16
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
+    bytes_s = environment.bytes_s(desk.folder)
+    desk.append("predicted", PREDICTED)
+    for name, config in (("target", plan.sizes.target), ("draft", plan.sizes.draft)):
+        for rows in _DRY_ROWS if plan.dry_run else _ROWS:
+            if not desk.may_begin(f"{name}: {rows} rows"):
+                continue
+            layer: dict[str, float] = {"separate_us": 0.0, "one_launch_us": 0.0}
+            for unit, size in sizes_of(config).items():
+                found = list(measured(unit, *size, rows, plan.device, clock, bytes_s))
+                for each in found:
+                    desk.append("products", {"model": name, "rows": rows, "unit": unit, **each})
+                layer["separate_us"] += found[0]["us"]
+                layer["one_launch_us"] += min(each["us"] for each in found if each["way"].endswith("outputs"))
+            desk.append("layers", {"model": name, "rows": rows, **layer})
+
+
+def sizes_of(config: Config) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of each product of a layer."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    dim = config.get("head_dim", hidden // heads)
+    columns = (heads + 2 * config["num_key_value_heads"]) * dim
+    return {
+        "norm, qkv": (columns, hidden),
+        "o, residual": (hidden, heads * dim),
+        "norm, gate": (2 * inner, hidden),
+        "down, residual": (hidden, inner),
+    }
+
+
+@torch.inference_mode()
+def measured(
+    unit: str, outputs: int, inputs: int, rows: int, device: str, clock: KernelClock, bytes_s: float
+) -> Iterator[Json]:
+    """Each way, the separate one first. difference: from it, as a share of its largest value."""
+    random = torch.Generator(device).manual_seed(rows)
+    weight = torch.randn((outputs, inputs), generator=random, device=device).div_(math.sqrt(inputs)).bfloat16()
+    x = torch.randn((rows, inputs), generator=random, device=device).bfloat16()
+    kind = _KINDS[unit.split(", ")[-1]]
+    wanted = kind(x, weight, None)
+    ways: dict[str, Callable[[], Tensor]] = {SEPARATE: partial(kind, x, weight, None)}
+    ways |= {f"{each} outputs": partial(kind, x, weight, each) for each in STAGES}
+    if device == "cuda":
+        ways |= {f"weights alone, {each}": partial(_library, x, weight, each) for each in _LIBRARY}
+    for name, way in ways.items():
+        try:
+            us = 1e6 * clock.seconds(way)
+        except (
+            RuntimeError,
+            FaserError,
+            ValueError,
+        ) as error:  # a size or a device that a library has no kernel for
+            yield {"way": name, "us": math.inf, "refused": str(error).splitlines()[0]}
+            continue
+        found = {"way": name, "us": round(us, 2), "share_of_copies": round(2e6 * weight.numel() / bytes_s / us, 3)}
+        if name in (SEPARATE, *(f"{each} outputs" for each in STAGES)):
+            found["difference"] = round(float((way() - wanted).abs().max() / wanted.abs().max()), 6)
+        yield found
+
+
+def _normed(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
+    norm, out = torch.ones(x.shape[1], device=x.device), x.new_empty((len(x), len(weight)))
+    if outputs is not None:
+        return few_rows(x, weight, out, norm=norm, eps=_EPS, outputs=outputs)
+    return torch.mm(rms_norm(x, norm, _EPS, torch.empty_like(x)), weight.t(), out=out)
+
+
+def _gated(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
+    out = x.new_empty((len(x), len(weight) // 2))
+    if outputs is None:
+        return gate(_normed(x, weight, None), out)
+    norm = torch.ones(x.shape[1], device=x.device)
+    return few_rows(x, weight, out, norm=norm, eps=_EPS, activation="silu", outputs=outputs)
+
+
+def _added(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
+    out = x.new_zeros((len(x), len(weight)))
+    if outputs is not None:
+        return few_rows(x, weight, out, residual=out, outputs=outputs)
+    return torch.addmm(out, x, weight.t(), out=out)
+
+
+_KINDS = {"qkv": _normed, "gate": _gated, "residual": _added}
+
+
+def _library(x: Tensor, weight: Tensor, backend: str) -> Tensor:
+    import flashinfer
+
+    found: Tensor = flashinfer.mm_bf16(x, weight.t(), pdl=True, backend=backend)
+    return found
