@@ -13,7 +13,7 @@ from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import SequenceDelta
 from faser.errors import EngineError
-from faser.types import Request
+from faser.types.request import Request
 
 if TYPE_CHECKING:
     from faser.engine.build import Built

@@ -2,16 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from faser.types import (
-    Decision,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    Outlook,
-    SpeculationParams,
-    SpeculationSummary,
-    Target,
-)
+from faser.types.answer import FinishReason, SpeculationSummary
+from faser.types.engine import EngineState
+from faser.types.outlook import Decision, Outlook, Target
+from faser.types.request import SpeculationParams
+from faser.types.statistics import EngineStats
 
 
 class EngineObserver:

@@ -27,16 +27,10 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import RequestError
 from faser.sampling_params import SamplingParams
-from faser.types import (
-    DEFAULT_CLASS,
-    FinishReason,
-    ModelInfo,
-    OutputDelta,
-    PositionLogprobs,
-    Request,
-    SpeculationSummary,
-)
-from faser.types import SamplingParams as EngineSamplingParams
+from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, SpeculationSummary
+from faser.types.engine import ModelInfo
+from faser.types.request import DEFAULT_CLASS, Request
+from faser.types.sampling import SamplingParams as EngineSamplingParams
 
 _log = logging.getLogger("faser")
 

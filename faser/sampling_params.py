@@ -7,7 +7,6 @@ value means the same here as over HTTP, and an error says the same.
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from faser import types
 from faser.api.bodies.body import checked
 from faser.api.bodies.fields import (
     SAMPLING_FIELDS,
@@ -20,6 +19,7 @@ from faser.api.bodies.fields import (
 )
 from faser.api.requests.sampling import sampling_params
 from faser.engine.text.tokenizer import Tokenizer
+from faser.types import sampling as types
 
 _KNOWN = (
     *("n", "best_of", "temperature", "top_p", "max_tokens", "stop", "logprobs", "prompt_logprobs"),

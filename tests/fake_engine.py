@@ -13,17 +13,10 @@ from faser.engine.client.output_stream import Timing
 from faser.engine.text.tokenizer import Tokenizer
 from faser.engine.text.vocabulary import BYTE_OF_CHAR
 from faser.errors import FaserError, NotReadyError, RequestError
-from faser.types import (
-    EngineState,
-    EngineStats,
-    FinishReason,
-    ModelInfo,
-    OutputDelta,
-    PositionLogprobs,
-    Request,
-    RequestOutput,
-    SpeculationSummary,
-)
+from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SpeculationSummary
+from faser.types.engine import EngineState, ModelInfo
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 MAX_MODEL_LEN = 4096
 END = 256  # the one special token

@@ -21,7 +21,7 @@ from faser.engine.contract.plan import (
     StepRows,
 )
 from faser.engine.control.speculation.policy import Candidates, Policy
-from faser.types import PositionLogprobs, SequenceError
+from faser.types.answer import PositionLogprobs, SequenceError
 
 VOCAB_SIZE = 50
 

@@ -339,7 +339,7 @@ def test_an_import_that_points_up_or_across_is_found(tmp_path: Path, module: str
 
 
 def test_an_import_that_points_down_is_fine(tmp_path: Path) -> None:
-    below = {"types": "", "engine.contract.plan": "from faser.types import Request"}
+    below = {"types": "", "engine.contract.plan": "from faser.types.request import Request"}
     scheduler = {"engine.control.scheduler": "from faser.engine.contract import plan"}
     assert upward_imports(plant(tmp_path, below | scheduler)) == []
 

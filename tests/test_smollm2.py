@@ -13,7 +13,7 @@ import torch
 from benchmarks.exactness.greedy_equality import load_oracle
 from faser.engine.checkpoints.source import resolve
 from faser.offline import LLM, RequestOutput
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.prompts import PROMPTS
 
 pytestmark = pytest.mark.slow

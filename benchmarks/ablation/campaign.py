@@ -31,7 +31,7 @@ from benchmarks.ablation.drive import (
 from benchmarks.ablation.report import Run
 from benchmarks.engines import Tokens
 from benchmarks.simulator.contest import summarise
-from faser.types import Slo
+from faser.types.request import Slo
 
 _SLACK = 2.0  # target of time per token: so many times that of a request that is alone
 _SEED = 1

@@ -18,7 +18,9 @@ from benchmarks.engines import StepEngine, Tokens
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.engine.contract.plan import SequenceDelta
 from faser.errors import ConfigError, EngineError
-from faser.types import EngineStats, Request, SamplingParams, SpeculationStats
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats, SpeculationStats
 
 OFF, _AUTO = "off", "auto"
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 ENOUGH = 10.0  # expected outcomes of a cell; rarer cells are counted as one
 

@@ -23,7 +23,8 @@ from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from faser.config.engine import EngineConfig
 from faser.engine.text.tokenizer import load_tokenizer
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 _READY_S = 180
 _LIKELIEST = 20

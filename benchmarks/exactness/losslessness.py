@@ -35,7 +35,8 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.loader import open_source
 from faser.engine.text.tokenizer import load_tokenizer
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.prompts import PROMPTS
 
 CAP = 5

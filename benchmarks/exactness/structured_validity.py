@@ -17,7 +17,8 @@ from benchmarks.exactness.schemas import NamedSchema, all_schemas
 from benchmarks.runner import command_line, write_json
 from faser import LLM
 from faser.offline import CompletionOutput
-from faser.types import FinishReason, SamplingParams, StructuredOutput, StructureKind
+from faser.types.answer import FinishReason
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 
 OFF = "off"
 TEMPERATURES = (0.0, 1.0)

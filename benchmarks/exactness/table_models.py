@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import Verifier
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 NUM_SLOTS = 2048
 

@@ -26,7 +26,7 @@ from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.executor import WrapDrafter
 from faser.engine.execution.startup.models import Sources
-from faser.types import ModelInfo
+from faser.types.engine import ModelInfo
 
 Found = TypeVar("Found")
 

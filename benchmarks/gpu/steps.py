@@ -26,7 +26,9 @@ from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.errors import EngineError
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
-from faser.types import MAX_LOGPROBS, FinishReason, Request, SamplingParams
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import MAX_LOGPROBS, SamplingParams
 
 
 class DeviceClock(Protocol):

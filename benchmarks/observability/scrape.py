@@ -25,7 +25,8 @@ from benchmarks.prompts import load_prompts, take
 from benchmarks.runner import about, command_line, interleaved, write_json
 from benchmarks.servers import Asking, Run, ask_all, frozen_servers
 from faser.metrics.server import Metrics
-from faser.types import EngineStats, FinishReason, SpeculationStats
+from faser.types.answer import FinishReason
+from faser.types.statistics import EngineStats, SpeculationStats
 
 _SCRAPES = 60
 _EVERY_S = 0.05

@@ -20,7 +20,7 @@ from faser.config.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError, FaserError
-from faser.types import Slo
+from faser.types.request import Slo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from benchmarks.spec_bench.policy_spec import PolicySpec
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import Slo
+from faser.types.request import Slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import NO_DRAFTS, PlannedDrafts, planned_pace
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import Slo
+from faser.types.request import Slo
 
 LOADS = (0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9)
 POLICIES = ("off", "fixed:2", "faser")

@@ -30,7 +30,9 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
-from faser.types import EngineStats, Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats
 
 
 class LiveEngine(RecordedEngine, Protocol):

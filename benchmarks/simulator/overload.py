@@ -41,7 +41,7 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import planned_pace
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
+from faser.types.request import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 ARMS = ("today", "order", "all")
 _BEFORE_S, _WINDOW_S = 60.0, 10.0

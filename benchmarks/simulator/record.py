@@ -15,7 +15,8 @@ from faser.config.speculation import DRAFT_METHODS
 from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 _NO_DRAFT = empty_table([0], DRAFT_METHODS[0], 0)  # of position 0, whose token is sampled with the prompt
 _SPARE = 2  # tokens after the last draft, so that the end of a request cuts no draft

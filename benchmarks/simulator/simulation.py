@@ -22,15 +22,9 @@ from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError, TargetError
-from faser.types import (
-    DEFAULT_CLASS,
-    NO_TARGETS,
-    Request,
-    SamplingParams,
-    Slo,
-    SpeculationParams,
-    SpeculationStats,
-)
+from faser.types.request import DEFAULT_CLASS, NO_TARGETS, Request, Slo, SpeculationParams
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import SpeculationStats
 
 MakeControl = Callable[[CostModel, SimulatedClock], SpeculationControl | None]
 

@@ -40,7 +40,7 @@ from faser.engine.control.pace import planned_pace
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafting.registry import load_index
-from faser.types import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
+from faser.types.request import NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 DRAFTS, WAITS, REFUSES, ORACLE = "drafts", "waits", "refuses", "oracle"
 ARMS = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", DRAFTS, WAITS, REFUSES, ORACLE)

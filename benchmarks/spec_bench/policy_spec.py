@@ -14,7 +14,7 @@ from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafting.registry import load_index
 from faser.errors import ConfigError
-from faser.types import SpeculationParams
+from faser.types.request import SpeculationParams
 
 LANES = "lanes"  # the partition of a simulated machine
 _OVERLAPS = {"serial": OFF, "overlap": ON, "auto": AUTO}

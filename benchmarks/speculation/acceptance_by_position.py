@@ -19,7 +19,8 @@ from benchmarks.runner import about, command_line, named, write_json
 from benchmarks.spec_bench.chart import line_chart
 from faser.cli.console import runs_bar
 from faser.offline import LLM
-from faser.types import SamplingParams, SpeculationSummary
+from faser.types.answer import SpeculationSummary
+from faser.types.sampling import SamplingParams
 
 KINDS = {
     "chat": ("writing", "roleplay", "reasoning", "math", "extraction", "stem", "humanities", "qa"),

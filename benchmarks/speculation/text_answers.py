@@ -34,7 +34,8 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.offline import RequestOutput
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 CHAT_CATEGORIES = (
     *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),

@@ -53,7 +53,8 @@ from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import DeviceLane
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 _CHILD = """
 import json, sys

@@ -33,7 +33,8 @@ from faser.engine.contract.plan import StepResult
 from faser.engine.execution.drafting.drafter import drafts_of
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.engine.worker import StatsReport
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 questions, *counts = ARGUMENTS
 directory = resolve(None, cache_dir(), progress=lambda *_: None)

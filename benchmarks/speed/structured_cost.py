@@ -41,7 +41,8 @@ from faser.engine.execution.drafting.drafter import Drafter, Proposals
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.text.tokenizer import load_tokenizer
-from faser.types import Request, SamplingParams, StructuredOutput, StructureKind
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 
 RECORD_TOKENS = 96
 _RATIOS = (

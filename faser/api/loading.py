@@ -9,7 +9,7 @@ from faser.api.page.files import PageFiles
 from faser.errors import NotReadyError
 from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import CONTENT_TYPE
-from faser.types import EngineState
+from faser.types.engine import EngineState
 
 _PROBES = ("/health", "/ping")
 

@@ -17,7 +17,7 @@ from faser.api.requests.prompts import count_chars, encode, excess
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.metrics.server import CONTENT_TYPE
-from faser.types import EngineState
+from faser.types.engine import EngineState
 
 # An orchestrator must not end the process while the server itself starts a dead engine again, nor while it drains.
 # During the first load /health fails, as start probes expect.

@@ -39,7 +39,7 @@ from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
 from faser.tracing import Tracer
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 T = TypeVar("T")
 

@@ -22,7 +22,9 @@ from faser.config.environment import cache_dir, flag_environment
 from faser.config.server import ServerConfig
 from faser.config.sources import CommandParser, UsageError, engine_config, engine_flags, engine_settings
 from faser.errors import ConfigError, EngineError, FaserError, RequestError
-from faser.types import Request, RequestOutput, SamplingParams, StructuredOutput, StructureKind
+from faser.types.answer import RequestOutput
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 
 if TYPE_CHECKING:
     from faser.engine.client.output_stream import OutputStream

@@ -33,7 +33,9 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
-from faser.types import FinishReason, Request, SamplingParams
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from faser.distill.acceptance import Expected

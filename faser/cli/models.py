@@ -31,7 +31,7 @@ from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
 from faser.engine.checkpoints.stored import StoredWeights, stored_weights
 from faser.errors import ModelError
-from faser.types import ModelInfo
+from faser.types.engine import ModelInfo
 
 _HELP = f"""usage: faser models [--json]
        faser models MODEL [--revision REVISION] [--json]

@@ -32,7 +32,8 @@ from faser.engine.contract.latency_model import (
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
 from faser.machine import BusyMeter
-from faser.types import NO_TARGETS, Request, SamplingParams, Slo
+from faser.types.request import NO_TARGETS, Request, Slo
+from faser.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from faser.engine.build import Built

@@ -47,7 +47,7 @@ from faser.engine.client.replicas import Replicas
 from faser.errors import ConfigError
 from faser.logs import log_format
 from faser.tracing import Tracer
-from faser.types import ModelInfo
+from faser.types.engine import ModelInfo
 
 _CLOSE_TIMEOUT_S = 5
 _INTERRUPTED = 130

@@ -28,7 +28,8 @@ from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_keys import Parsed, parse_speculation
 from faser.config.vllm_names import FOREIGN_WRITING_KEYS, REFUSED_KV_TYPES, REFUSED_QUANTIZATIONS, REFUSED_WRITERS
 from faser.machine import usable_cores, usable_memory
-from faser.types import MAX_LOGPROBS, Slo
+from faser.types.request import Slo
+from faser.types.sampling import MAX_LOGPROBS
 
 
 class DeviceDefault(int):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
 from faser.errors import RequestError
-from faser.types import SAMPLING_DEFAULTS, SamplingParams
+from faser.types.sampling import SAMPLING_DEFAULTS, SamplingParams
 
 _LAST_PORT = 65535
 

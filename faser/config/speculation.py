@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
-from faser.types import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
+from faser.types.request import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
 class Confidence(StrEnum):

@@ -36,7 +36,7 @@ from faser.config.vllm_names import (
     REFUSED_HEADS,
     REMOVED_METHODS,
 )
-from faser.types import DEFAULT_CLASS, NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
+from faser.types.request import DEFAULT_CLASS, NO_TARGETS, REFUSE, WAIT, Slo, SpeculationParams
 
 MAX_CLASSES = 32  # each is a label value of a dozen metrics
 

@@ -27,7 +27,7 @@ from faser.distill.trainable import Trainable
 from faser.distill.trainer import Trainer, TrainingProgress, TrainingSettings, TrainingState
 from faser.errors import ConfigError
 from faser.files import write_atomically
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept

@@ -11,7 +11,8 @@ from itertools import islice
 
 from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.questions import AnswerSource, ChatTurns, QuestionBatch, Questions, derived_seed
-from faser.types import ProgressCallback, SamplingParams
+from faser.types.engine import ProgressCallback
+from faser.types.sampling import SamplingParams
 
 _TRAFFIC_PER_SHARD = 1024  # conversations
 

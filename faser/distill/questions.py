@@ -20,7 +20,7 @@ from faser.api.requests.chat_template import ChatTemplate
 from faser.distill.dataset import Dataset, RecordedConversation
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError, ModelError, RequestError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 OnAnswer = Callable[[int], None]  # takes the number of tokens of an answer that has just ended
 Message = Mapping[str, Any]

@@ -24,7 +24,7 @@ from faser.distill.dataset import Dataset, RecordedConversation, unwritable
 from faser.distill.target import Passage, PassageStates, TargetStates, batches
 from faser.errors import ConfigError
 from faser.files import parse_json, replacing, write_atomically
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _INDEX = "states.json"
 _KEPT_FREE = 256 << 20  # bytes of the disk that are left to others

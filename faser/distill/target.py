@@ -25,7 +25,7 @@ from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import KvCache, RowLayout
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _MOST_ROWS = 2048  # tokens of the longest conversation that is learned from
 _BLOCK_SIZE = 16

@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from faser.engine.contract.companion import Companion
 from faser.engine.contract.plan import Executor, SequenceDelta, SequenceStart, StepDeltas, StepPlan, StepRows
 from faser.engine.control.sequence import sample_seed
-from faser.types import AuditStats, EngineStats, FinishReason, Request
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.statistics import AuditStats, EngineStats
 
 _log = logging.getLogger("faser.audit")
 

@@ -43,7 +43,7 @@ from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.interface.delta_net import CHUNK
-from faser.types import ModelInfo, ProgressCallback
+from faser.types.engine import ModelInfo, ProgressCallback
 
 _log = logging.getLogger("faser")
 

@@ -25,7 +25,8 @@ from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.trials import COSTLY, Budget
 from faser.errors import RequestError
-from faser.types import EngineStats, Request
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 
 class Engine:

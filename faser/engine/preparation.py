@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from faser.engine.contract.messages import Abort
 from faser.engine.structure.trials import COSTLY, QUICK, Budget, TrialUnwantedError
 from faser.errors import GrammarCostError, OverloadError, RequestError
-from faser.types import Request
+from faser.types.request import Request
 
 WAIT_S = 30.0
 _END_S = 5.0  # for a grammar that is being compiled

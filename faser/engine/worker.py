@@ -42,7 +42,9 @@ from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, OverloadError, RequestError
 from faser.logs import ENGINE, start_logging
-from faser.types import EngineState, EngineStats, Request
+from faser.types.engine import EngineState
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 _log = logging.getLogger("faser.engine")
 

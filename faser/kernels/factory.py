@@ -5,7 +5,7 @@ from pathlib import Path
 
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser")
 # The kind of device that each backend needs; None: any.

@@ -15,17 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from faser.types import (
-    Decision,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    MethodStats,
-    Outlook,
-    RoleStats,
-    SpeculationStats,
-    Target,
-)
+from faser.types.answer import FinishReason
+from faser.types.engine import EngineState
+from faser.types.outlook import Decision, Outlook, Target
+from faser.types.statistics import EngineStats, MethodStats, RoleStats, SpeculationStats
 
 _FIRST_S = 1e-4
 _PER_DOUBLING = 16

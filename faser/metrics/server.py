@@ -15,18 +15,11 @@ from faser.metrics.live import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.metrics.targets import TargetMetrics
 from faser.observer import EngineObserver
-from faser.types import (
-    AuditStats,
-    Decision,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    KvDiskStats,
-    Outlook,
-    SpeculationParams,
-    SpeculationSummary,
-    Target,
-)
+from faser.types.answer import FinishReason, SpeculationSummary
+from faser.types.engine import EngineState
+from faser.types.outlook import Decision, Outlook, Target
+from faser.types.request import SpeculationParams
+from faser.types.statistics import AuditStats, EngineStats, KvDiskStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

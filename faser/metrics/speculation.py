@@ -15,15 +15,9 @@ from prometheus_client.registry import Collector
 
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.metrics.exposition import MetricsPage, Series
-from faser.types import (
-    STEP_ERROR_EDGES,
-    MethodStats,
-    PruneStats,
-    RoleStats,
-    SpeculationParams,
-    SpeculationStats,
-    SpeculationSummary,
-)
+from faser.types.answer import SpeculationSummary
+from faser.types.request import SpeculationParams
+from faser.types.statistics import STEP_ERROR_EDGES, MethodStats, PruneStats, RoleStats, SpeculationStats
 
 MODES = ("plain", "serial", "streams", "sm", "cores")
 BYPASS_REASONS = ("load", "gain", "memory", "request")

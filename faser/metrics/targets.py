@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from prometheus_client import Counter, Gauge
 
 from faser.metrics.exposition import MetricsPage, Series
-from faser.types import Decision, Outlook, Target
+from faser.types.outlook import Decision, Outlook, Target
 
 SHARES = (0.9, 0.99)
 # A decision and the target that it is about.

@@ -22,7 +22,7 @@ from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, Findings, parse, server_settings
 from faser.logs import FRONT_END, start_logging
 from faser.ray.calls import AnswerStart, Call, Headers
-from faser.types import EngineState
+from faser.types.engine import EngineState
 
 PROG = "faser on Ray Serve"
 _log = logging.getLogger("faser.ray")

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from faser.config.server import ServerConfig
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.server import http_client, serving, settings, until
 from tests.fake_engine import END, FakeEngine
 

@@ -16,7 +16,7 @@ from faser.cli.server import http_server, run_until_stopped
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.errors import ConfigError, EngineDiedError, EngineError, FaserError
-from faser.types import ModelInfo
+from faser.types.engine import ModelInfo
 
 INFO = ModelInfo(
     max_model_len=8,

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import EngineStats, FinishReason, MethodStats, Request, RoleStats, SequenceError, SpeculationStats
+from faser.types.answer import FinishReason, SequenceError
+from faser.types.request import Request
+from faser.types.statistics import EngineStats, MethodStats, RoleStats, SpeculationStats
 
 CAP = 8
 STEP_S, ROW_S = 0.010, 0.001

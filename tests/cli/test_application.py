@@ -21,7 +21,7 @@ from faser.config.server import ServerConfig, sampling_problems
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
 from faser.errors import ConfigError, ModelError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 
 def model(folder: Path, **content: object) -> Path:

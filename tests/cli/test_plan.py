@@ -10,7 +10,7 @@ import pytest
 from faser.cli.main import main
 from faser.cli.plan import SHARES, Crossovers, busy_line, held, sentences, table
 from faser.engine.contract.latency_model import Forecast, Lengths, Pace, capacity, highest_rate
-from faser.types import NO_TARGETS, Slo
+from faser.types.request import NO_TARGETS, Slo
 
 PACE = Pace(
     sequences=(1, 16),

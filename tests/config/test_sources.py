@@ -21,7 +21,7 @@ from faser.config.sources import (
     settle,
 )
 from faser.config.speculation import SpeculationConfig
-from faser.types import Slo
+from faser.types.request import Slo
 
 
 def build(

@@ -14,7 +14,7 @@ from faser.config.speculation import METHODS, PASS_METHODS, POLICIES, TEXT_METHO
 from faser.config.speculation_keys import FIELDS, KEYS, parse_speculation
 from faser.config.vllm_names import FOREIGN_KEYS, FOREIGN_METHODS
 from faser.errors import ConfigError, RequestError
-from faser.types import Slo, SpeculationParams
+from faser.types.request import Slo, SpeculationParams
 
 KNOWN = ", ".join(key.name for key in KEYS)
 OWN_METHODS = " or ".join(", ".join(map(repr, (*TEXT_METHODS, *PASS_METHODS))).rsplit(", ", 1))

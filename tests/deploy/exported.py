@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from faser.metrics.server import Metrics
-from faser.types import AuditStats, EngineStats, PaidRatio, SpeculationBalance, SpeculationStats
+from faser.types.statistics import AuditStats, EngineStats, PaidRatio, SpeculationBalance, SpeculationStats
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _ABOUT_SCRAPES = {"up"}

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from faser.distill.questions import Answer, OnAnswer
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 _TEXT = "how do cats sleep when rain falls over old towns and why would a river freeze in may"
 

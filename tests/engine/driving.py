@@ -18,7 +18,9 @@ from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
-from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
+from faser.types.answer import FinishReason, PositionLogprobs
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
 from tests.native_acceptance import make_native
 

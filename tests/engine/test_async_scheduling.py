@@ -19,7 +19,9 @@ from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
-from faser.types import FinishReason, Request, SpeculationParams, StructuredOutput, StructureKind
+from faser.types.answer import FinishReason
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
 from tests.fakes import RandomPolicy, ScriptedExecutor
 

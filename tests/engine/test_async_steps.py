@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from faser.engine.engine import Engine
-from faser.types import Request
+from faser.types.request import Request
 from tests.engine.losslessness.equality import FEATURES, Answer, answers, build, requests, write_pair
 
 STOPS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": False, "stop_token_ids": tuple(range(3, 40))}

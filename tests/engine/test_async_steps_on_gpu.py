@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from faser.engine.engine import Engine
-from faser.types import Request, SamplingParams, StructuredOutput, StructureKind, ThinkingBudget
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind, ThinkingBudget
 from tests.checkpoints import (
     VOCAB_SIZE,
     llama_shapes,

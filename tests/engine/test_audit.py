@@ -15,7 +15,7 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError
-from faser.types import AuditStats, EngineStats
+from faser.types.statistics import AuditStats, EngineStats
 from tests.engine.losslessness.equality import FEATURES, build, requests, write_pair
 
 Checkpoints = tuple[Path, Path]

@@ -21,7 +21,8 @@ from faser.engine.build import Built
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.head import HeadDrafter
-from faser.types import Request, SpeculationStats
+from faser.types.request import Request
+from faser.types.statistics import SpeculationStats
 from tests.engine.checkpoints.mtp_models import write_mtp_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 from tests.engine.losslessness.equality import answers, requests, write_pair

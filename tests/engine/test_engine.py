@@ -14,7 +14,7 @@ from faser.engine.contract.plan import (
     StepSpan,
 )
 from faser.engine.engine import Engine
-from faser.types import EngineStats
+from faser.types.statistics import EngineStats
 from tests.engine.driving import Driver, request
 
 REQUESTS = (DraftRequest(slot=0, max_tokens=2, new_blocks=()), DraftRequest(slot=1, max_tokens=2, new_blocks=()))

@@ -22,7 +22,8 @@ from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.kernels.interface.delta_net import StateShape
-from faser.types import EngineStats, Request
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded

@@ -18,7 +18,8 @@ from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.fp8 import FP8
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.runner.test_graph_engine import NUM_TOKENS, SIZES, answers, engine_over
 from tests.engine.execution.runner.test_graph_runner import Side, write_heads_of_64
 from tests.kernels.layouts import attention_shape, kv_shape

@@ -24,7 +24,8 @@ from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting import head_tensors as tensors
 from faser.errors import ModelError
-from faser.types import Request, SamplingParams, SpeculationParams
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.drafting.seeded_heads import (
     head_layers,

@@ -15,7 +15,9 @@ import pytest
 
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
-from faser.types import KvDiskStats, Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import KvDiskStats
 from tests.checkpoints import VOCAB_SIZE, write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import prompt

@@ -20,7 +20,7 @@ from faser.engine.engine import Engine
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
-from faser.types import Request
+from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.checkpoints.shapes_model import FAMILY, Reference, write_shapes_model
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded

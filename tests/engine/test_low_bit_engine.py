@@ -14,7 +14,8 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair

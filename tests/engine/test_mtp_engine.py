@@ -29,7 +29,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.head import HeadDrafter
 from faser.errors import ConfigError, ModelError
-from faser.types import Request
+from faser.types.request import Request
 from tests.checkpoints import write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.mtp_models import EXPERTS, FIELDS, Mtp, edit_weights, mtp_shapes, write_mtp_model

@@ -10,7 +10,8 @@ from faser.engine.contract.messages import Abort
 from faser.engine.preparation import WAIT_S, Preparation, Prepared
 from faser.engine.structure.trials import COSTLY, QUICK, Budget, TrialUnwantedError
 from faser.errors import GrammarCostError, OverloadError, RequestError
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 
 def request(name: str, tenant: str = "") -> Request:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from faser.engine.engine import Engine
-from faser.types import FinishReason, Request, SamplingParams, StructuredOutput, StructureKind
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.losslessness.equality import build

@@ -18,7 +18,8 @@ from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.errors import ConfigError
 from faser.kernels.interface.delta_net import StateShape
-from faser.types import Request, SamplingParams, SpeculationParams
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import prompt

@@ -23,7 +23,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import Request
+from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE, write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import load, prompt

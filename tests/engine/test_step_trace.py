@@ -13,7 +13,7 @@ from faser.engine.contract.drafts import Drafts, table_of
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, StepPlan, StepResult, StepRows
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
-from faser.types import SequenceError
+from faser.types.answer import SequenceError
 
 PLAN = StepPlan(
     step=7,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from faser.engine.engine import Engine
-from faser.types import StructuredOutput, StructureKind, ThinkingBudget
+from faser.types.sampling import StructuredOutput, StructureKind, ThinkingBudget
 from tests.checkpoints import tiny_tokenizer
 from tests.engine.losslessness.equality import Answer, answers, build, requests, write_pair
 

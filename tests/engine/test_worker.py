@@ -11,7 +11,9 @@ from faser.engine.contract.messages import Rejected, frame
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.worker import StatsReport, _reject, words_for_clients
 from faser.errors import EngineError, OverloadError, RequestError
-from faser.types import EngineStats, Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats
 
 
 class CountingEngine:

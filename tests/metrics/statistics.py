@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from faser.types import EngineStats, MethodStats, RoleStats, SpeculationStats
+from faser.types.statistics import EngineStats, MethodStats, RoleStats, SpeculationStats
 
 CAP = 4
 EMPTY = EngineStats(

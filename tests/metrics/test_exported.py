@@ -24,7 +24,8 @@ import pytest
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.metrics.server import Metrics
-from faser.types import AuditStats, EngineStats, SpeculationParams
+from faser.types.request import SpeculationParams
+from faser.types.statistics import AuditStats, EngineStats
 from tests.api.test_with_engine import CONFIG, scenario
 
 _TTFT = (

@@ -13,15 +13,10 @@ from prometheus_client import generate_latest
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.replicas import ReplicaMetrics
 from faser.metrics.server import Metrics
-from faser.types import (
-    EngineState,
-    EngineStats,
-    FinishReason,
-    PaidRatio,
-    SpeculationParams,
-    SpeculationStats,
-    SpeculationSummary,
-)
+from faser.types.answer import FinishReason, SpeculationSummary
+from faser.types.engine import EngineState
+from faser.types.request import SpeculationParams
+from faser.types.statistics import EngineStats, PaidRatio, SpeculationStats
 
 
 def change(metrics: Metrics, draw: random.Random, stats: EngineStats) -> EngineStats:

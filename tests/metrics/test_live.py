@@ -23,17 +23,11 @@ from faser.metrics.live import (
     make_sample,
 )
 from faser.metrics.server import KEY_LIMIT, Metrics
-from faser.types import (
-    ClassOutlook,
-    Decision,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    Outlook,
-    Slo,
-    SpeculationParams,
-    Target,
-)
+from faser.types.answer import FinishReason
+from faser.types.engine import EngineState
+from faser.types.outlook import ClassOutlook, Decision, Outlook, Target
+from faser.types.request import Slo, SpeculationParams
+from faser.types.statistics import EngineStats
 from tests.metrics.statistics import CAP, EMPTY, after_step
 
 SHARES = (0.5, 0.95, 0.99)

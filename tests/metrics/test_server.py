@@ -4,7 +4,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from faser.metrics.server import REJECTION_REASONS, Metrics
-from faser.types import AuditStats, EngineState, EngineStats, FinishReason, KvDiskStats
+from faser.types.answer import FinishReason
+from faser.types.engine import EngineState
+from faser.types.statistics import AuditStats, EngineStats, KvDiskStats
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.metrics.speculation import REBUILD_CAUSES
-from faser.types import (
+from faser.types.answer import SpeculationSummary
+from faser.types.request import Slo, SpeculationParams
+from faser.types.statistics import (
     STEP_ERROR_EDGES,
     EngineStats,
     MethodStats,
     PaidRatio,
     PruneStats,
     RoleStats,
-    Slo,
-    SpeculationParams,
     SpeculationStats,
-    SpeculationSummary,
 )
 from tests.metrics.test_server import samples
 

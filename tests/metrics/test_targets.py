@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
-from faser.types import ClassOutlook, Decision, Outlook, SpeculationParams, Target
+from faser.types.outlook import ClassOutlook, Decision, Outlook, Target
+from faser.types.request import SpeculationParams
 
 CONFIG = SpeculationConfig(classes={"chat": SpeculationParams(class_name="chat")})
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faser.errors import OverloadError
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.server import serving, settings, until
 from tests.fake_engine import FakeEngine, saying
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.server import serving, settings
 from tests.api.test_with_engine import CONFIG
 from tests.fake_engine import FakeEngine

@@ -27,7 +27,8 @@ from faser.engine.engine import Engine
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner
-from faser.types import ModelInfo, SamplingParams
+from faser.types.engine import ModelInfo
+from faser.types.sampling import SamplingParams
 
 _FEW = 12  # tokens of context, with those of the step: less than a tile of any size
 _MOST_ERROR = 5e-2  # a wrong number makes it about 1

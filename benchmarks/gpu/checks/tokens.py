@@ -25,7 +25,7 @@ from faser.engine.execution.sampling.tokens import HostTokenSampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling import DeviceSamplingMetadata, SamplingMetadata
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 Floats = NDArray[np.float64]
 

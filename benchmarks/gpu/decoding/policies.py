@@ -41,7 +41,8 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.statistics import PLAIN, SERIAL
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter, Proposals
-from faser.types import SamplingParams, SpeculationStats
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import SpeculationStats
 
 OFF = "off"
 

@@ -39,7 +39,7 @@ from faser.engine.execution.models import tensors
 from faser.engine.execution.models.sources import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 _NOISE = 0.05  # of the drafter's weights; about 0.85 of its tokens are then accepted at temperature 0.8
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}

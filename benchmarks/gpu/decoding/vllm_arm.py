@@ -30,7 +30,7 @@ from benchmarks.gpu.record import Desk, Json, run_child, tail_of
 from benchmarks.gpu.steps import Tokens, answers, made_up_prompts
 from faser.config.environment import child_environment
 from faser.errors import EngineError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 _ACCEPTANCE = 0.8
 _START_S = 60.0  # less time than that is not worth a start

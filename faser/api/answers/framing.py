@@ -18,7 +18,8 @@ from faser.api.bodies.errors import HttpError, error_body
 from faser.api.parsing.answer_parser import AnswerParser
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.engine.text.tokenizer import Tokenizer
-from faser.types import OutputDelta, PositionLogprobs, SamplingParams
+from faser.types.answer import OutputDelta, PositionLogprobs
+from faser.types.sampling import SamplingParams
 
 Choice = dict[str, Any]
 _DONE = b"data: [DONE]\n\n"

@@ -12,7 +12,7 @@ from faser.api.answers.usage import Usage
 from faser.api.middleware.tracing import GenerationAttributes
 from faser.engine.client.output_stream import Timing
 from faser.tracing import AttributeValue, Phase
-from faser.types import SamplingParams, StructureKind
+from faser.types.sampling import SamplingParams, StructureKind
 
 _JSON_KINDS = (StructureKind.JSON, StructureKind.JSON_OBJECT)
 

@@ -26,7 +26,8 @@ from faser.api.middleware.tracing import trace_of
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.api.requests.service import OutputReader, Service
 from faser.errors import FaserError
-from faser.types import OutputDelta, Request, RequestOutput
+from faser.types.answer import OutputDelta, RequestOutput
+from faser.types.request import Request
 
 _T = TypeVar("_T")
 

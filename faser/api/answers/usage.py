@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from faser.engine.client.output_stream import Timing
-from faser.types import NO_TARGETS, OutputDelta, SpeculationParams, SpeculationSummary, StepTrace
+from faser.types.answer import OutputDelta, SpeculationSummary, StepTrace
+from faser.types.request import NO_TARGETS, SpeculationParams
 
 _RUN = 3  # shorter runs of equal tokens are taken for coincidence
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"

@@ -6,7 +6,7 @@ says them in advance. A field means the same wherever a body has it, so they go 
 
 from typing import Any
 
-from faser.types import (
+from faser.types.sampling import (
     BIAS_LIMITS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,

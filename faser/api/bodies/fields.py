@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from faser.api.bodies.body import shown
 from faser.errors import RequestError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?")
 _FLAGS = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True, "False": False, "True": True}

@@ -17,7 +17,7 @@ from faser.api.parsing.events import (
     collect,
 )
 from faser.api.requests.prompts import TokenizedPrompt
-from faser.types import FinishReason, OutputDelta, PositionLogprobs
+from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

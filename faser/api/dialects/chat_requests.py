@@ -26,7 +26,8 @@ from faser.api.requests.thinking import template_effort, template_kwargs, thinki
 from faser.api.requests.tool_use import ToolUse, read_tool_use
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import ModelInfo, SamplingParams
+from faser.types.engine import ModelInfo
+from faser.types.sampling import SamplingParams
 
 
 def chat_router(service: Service) -> APIRouter:

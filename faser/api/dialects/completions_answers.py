@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from faser.api.answers.framing import LOWEST_LOGPROB, Choice, ChoiceState, TokenFormatter, prompt_logprobs
 from faser.api.answers.usage import trace_json
-from faser.types import OutputDelta, PositionLogprobs
+from faser.types.answer import OutputDelta, PositionLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

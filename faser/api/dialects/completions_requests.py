@@ -24,7 +24,8 @@ from faser.api.requests.sampling import check_alternatives, sampling_params, ser
 from faser.api.requests.service import ApiSettings, Service
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import ModelInfo, SamplingParams
+from faser.types.engine import ModelInfo
+from faser.types.sampling import SamplingParams
 
 MAX_PROMPTS = 2048
 

@@ -20,7 +20,9 @@ from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_
 from faser.api.requests.service import ApiSettings, Service
 from faser.api.requests.speculation import check_trace, speculation_params
 from faser.errors import RequestError
-from faser.types import ModelInfo, Request, SamplingParams
+from faser.types.engine import ModelInfo
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 

@@ -11,7 +11,7 @@ from faser.api.answers.framing import Choice, ChoiceState, Envelope
 from faser.api.answers.usage import Usage
 from faser.api.bodies.errors import HttpError, messages_error_body
 from faser.api.dialects.conversion import Json, typed_event
-from faser.types import FinishReason
+from faser.types.answer import FinishReason
 
 _STOP_REASONS = {FinishReason.LENGTH.value: "max_tokens", "tool_calls": "tool_use"}
 

@@ -15,7 +15,7 @@ from faser.api.bodies.errors import HttpError
 from faser.api.dialects.conversion import Json, typed_event
 from faser.api.dialects.responses_calls import GROWING, CallItem
 from faser.api.dialects.responses_tools import ClientTool
-from faser.types import FinishReason
+from faser.types.answer import FinishReason
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 _PREFIXES = {

@@ -16,7 +16,7 @@ from faser.api.dialects.conversion import (
 from faser.api.dialects.responses_input import chat_messages
 from faser.api.dialects.responses_tools import ResponseTools
 from faser.errors import RequestError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 _NO_CONVERSATIONS = "this server stores no conversations; send the whole conversation as input"
 _IN_BACKGROUND = "this server answers the client that waits; it stores no responses that are still being made"

@@ -40,7 +40,7 @@ from faser.metrics.live import (
     Snapshot,
     make_sample,
 )
-from faser.types import EngineState
+from faser.types.engine import EngineState
 
 MOST_VIEWERS_OF_A_KEY = 8
 _MOST_WAITING = 8  # messages that a viewer has not taken; with one more it does not keep up

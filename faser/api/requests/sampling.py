@@ -13,7 +13,7 @@ from faser.api.bodies.fields import SAMPLING_FIELDS, GenerationBody
 from faser.api.requests.structured_output import structured_output_of
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import MAX_BAD_WORDS, MAX_STOP_CHARS, SAMPLING_DEFAULTS, SamplingParams
+from faser.types.sampling import MAX_BAD_WORDS, MAX_STOP_CHARS, SAMPLING_DEFAULTS, SamplingParams
 
 _TAKEN = (*SAMPLING_FIELDS, "temperature", "top_p")  # from bodies, which call them as SamplingParams does
 _MAX_ID_DIGITS = 20

@@ -25,7 +25,11 @@ from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import NotReadyError, OverloadError, RequestError, TargetError, UnknownModelError
 from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import QUEUE_FULL, TARGET
-from faser.types import MAX_LOGPROBS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
+from faser.types.answer import RequestOutput
+from faser.types.engine import EngineState, ModelInfo
+from faser.types.request import Request
+from faser.types.sampling import MAX_LOGPROBS
+from faser.types.statistics import EngineStats
 
 _Body = TypeVar("_Body", bound=BaseModel)
 

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from faser.api.bodies.fields import Speculative
 from faser.config.speculation import SpeculationConfig
 from faser.errors import RequestError
-from faser.types import DEFAULT_CLASS, Slo, SpeculationParams
+from faser.types.request import DEFAULT_CLASS, Slo, SpeculationParams
 
 SPECULATIVE_HEADER = "X-Faser-Speculative"
 CLASS_HEADER = "X-Faser-Class"

@@ -17,7 +17,7 @@ from typing import Any
 from faser.api.bodies.body import shown
 from faser.api.bodies.fields import GenerationBody, ResponseFormat
 from faser.errors import RequestError
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 
 _WITHOUT_EFFECT = (None, False)
 

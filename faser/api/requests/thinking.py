@@ -18,7 +18,7 @@ from faser.api.parsing.harmony import ANALYSIS, ENDS, MESSAGE, is_analysis, open
 from faser.api.parsing.registry import ReasoningStyle
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import ThinkingBudget
+from faser.types.sampling import ThinkingBudget
 
 _log = logging.getLogger("faser.api")
 

@@ -19,7 +19,7 @@ from faser.api.parsing.tool_parser import CallTag, ToolParser
 from faser.api.requests.closed_schema import closed_schema
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import SamplingParams, StructuredOutput, StructureKind
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 
 _log = logging.getLogger("faser.api")
 

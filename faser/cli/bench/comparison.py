@@ -19,7 +19,10 @@ import numpy as np
 from faser.cli.bench.estimates import Estimate, ratio
 from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import EngineError
-from faser.types import FinishReason, Request, SamplingParams, SpeculationStats
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import SpeculationStats
 
 if TYPE_CHECKING:
     from faser.engine.engine import Engine

@@ -28,7 +28,7 @@ from faser.engine.checkpoints.gguf_config import config_of
 from faser.engine.checkpoints.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError
 from faser.files import remove_stale
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 # Downloads the wheel of a requirement, of the given size in bytes, into a directory, and returns its path.
 FetchWheel = Callable[[str, Path, int, ByteProgress], Path]

@@ -15,7 +15,7 @@ from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cache
 from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
 from faser.engine.checkpoints.gguf.names import choose, model_files, part_names, part_paths
 from faser.errors import ModelError
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LARGER_NAME = "qwen2.5-coder-1.5b"  # of the other bundled model

@@ -25,7 +25,8 @@ from faser.engine.client.affinity import PrefixReach
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
-from faser.types import NO_TARGETS, REFUSE, WAIT, Decision, Request, Slo, SpeculationParams, Target
+from faser.types.outlook import Decision, Target
+from faser.types.request import NO_TARGETS, REFUSE, WAIT, Request, Slo, SpeculationParams
 
 OnDecision = Callable[[str, Decision, Target], None]
 

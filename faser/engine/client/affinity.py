@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
-from faser.types import Request
+from faser.types.request import Request
 
 _MOST_PIECES = 1 << 16  # that are remembered of each engine
 _SLACK = 4  # samples that an engine may have more than the least busy one, for the sake of a prefix

@@ -49,17 +49,11 @@ from faser.errors import (
     RequestError,
 )
 from faser.observer import EngineObserver
-from faser.types import (
-    EngineState,
-    EngineStats,
-    FinishReason,
-    ModelInfo,
-    ProgressCallback,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    SequenceError,
-)
+from faser.types.answer import FinishReason, RequestOutput, SequenceError
+from faser.types.engine import EngineState, ModelInfo, ProgressCallback
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
 _OUTLOOK_PERIOD_S = 5.0

@@ -9,7 +9,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 
 from faser.engine.contract.latency_model import Forecast, Lengths, Pace, capacity, highest_rate
-from faser.types import NO_TARGETS, ClassOutlook, Outlook, Slo
+from faser.types.outlook import ClassOutlook, Outlook
+from faser.types.request import NO_TARGETS, Slo
 
 _WINDOW_S = 60.0
 _LEAST_S = 5.0  # of arrivals that say a rate

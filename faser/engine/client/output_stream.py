@@ -15,7 +15,8 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import FaserError
-from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
+from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SpeculationSummary
+from faser.types.request import Request
 
 
 class Timing:

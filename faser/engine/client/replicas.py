@@ -20,7 +20,10 @@ from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError
-from faser.types import NO_TARGETS, EngineState, EngineStats, ModelInfo, Request, RequestOutput
+from faser.types.answer import RequestOutput
+from faser.types.engine import EngineState, ModelInfo
+from faser.types.request import NO_TARGETS, Request
+from faser.types.statistics import EngineStats
 
 _PIECE = 64  # tokens of a prompt that are known together
 # The state of all of them is the best of one.

@@ -29,7 +29,7 @@ from faser.engine.contract.messages import (
     receive_async,
 )
 from faser.errors import ConfigError, EngineDiedError, FaserError
-from faser.types import EngineState
+from faser.types.engine import EngineState
 
 # Restarts are counted within this time: a rare death must not add up over months.
 RESTART_WINDOW_S = 600.0

@@ -18,7 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-from faser.types import FinishReason, OutputDelta, Request
+from faser.types.answer import FinishReason, OutputDelta
+from faser.types.request import Request
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -1,7 +1,8 @@
 """The interface of what works beside an engine's steps: audit, KV on disk, events, learned values, ranks."""
 
 from faser.engine.contract.plan import StepDeltas
-from faser.types import EngineStats, Request
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 
 class Companion:

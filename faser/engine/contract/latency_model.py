@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.types import Slo
+from faser.types.request import Slo
 
 Floats = NDArray[np.float64]
 

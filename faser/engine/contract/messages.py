@@ -13,7 +13,9 @@ import msgspec
 from faser.config.engine import EngineConfig
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepDeltas
-from faser.types import EngineState, EngineStats, ModelInfo, Request
+from faser.types.engine import EngineState, ModelInfo
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 _LENGTH = struct.Struct("<I")
 

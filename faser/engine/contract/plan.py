@@ -19,15 +19,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from faser.engine.contract.drafts import Drafts, Ints
-from faser.types import (
-    FinishReason,
-    PositionLogprobs,
-    PruneStats,
-    SamplingParams,
-    SequenceError,
-    SpeculationSummary,
-    StepTrace,
-)
+from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, SpeculationSummary, StepTrace
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import PruneStats
 
 # A row's input that is not known yet: the token that the step in flight samples for the slot, or a draft token
 # that was launched ahead of the step.

@@ -10,7 +10,7 @@ the same order of first tokens, too.
 import numpy as np
 
 from faser.engine.contract.latency_model import Pace
-from faser.types import Request
+from faser.types.request import Request
 
 PATIENCE_S = 20.0
 SEEN_S = 60.0  # a target is kept for so long after the last request that had it

@@ -23,7 +23,7 @@ from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.control.kv_file import KvFile, state_digests
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.types import KvDiskStats
+from faser.types.statistics import KvDiskStats
 
 _LEAST_GAIN = 64
 _REST_S = 0.005  # after which messages are read

@@ -49,7 +49,9 @@ from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
-from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
+from faser.types.answer import FinishReason, SpeculationSummary, StepTrace
+from faser.types.request import Request
+from faser.types.statistics import EngineStats
 
 _NO_DRAFT: Draft = (), ()
 

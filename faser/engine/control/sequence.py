@@ -11,7 +11,9 @@ from hashlib import blake2b
 
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.errors import RequestError
-from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationSummary
+from faser.types.answer import FinishReason, PositionLogprobs, SpeculationSummary
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 # How much more a generated token counts than a computed prompt token; as in the evaluation of the VTC paper.
 _GENERATED_WEIGHT = 2

@@ -29,7 +29,7 @@ from collections.abc import Sequence as Numbers
 from faser.engine.contract.plan import StateSave, StepRows
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence
-from faser.types import FinishReason
+from faser.types.answer import FinishReason
 
 # Tokens at the end of a prompt that later turns may lack, where the request does not say how many: Qwen3.5's
 # chat template ends it with <think>, a blank line, </think>, a blank line. A snapshot behind the first of them

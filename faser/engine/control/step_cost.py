@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
 from faser.engine.control.step_posterior import StepPosterior
-from faser.types import STEP_ERROR_EDGES, RoleStats
+from faser.types.statistics import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

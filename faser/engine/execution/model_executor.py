@@ -50,7 +50,7 @@ from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.types import PositionLogprobs
+from faser.types.answer import PositionLogprobs
 
 # Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
 _VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]

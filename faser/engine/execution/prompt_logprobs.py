@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from faser.engine.contract.plan import SequenceStart, StepRows
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.logprobs import position_logprobs
-from faser.types import PositionLogprobs
+from faser.types.answer import PositionLogprobs
 
 
 class PromptLogprobs:

@@ -31,7 +31,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.errors import ConfigError
 from faser.kernels.interface.sampling import NO_TOKEN
-from faser.types import PruneStats
+from faser.types.statistics import PruneStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -26,7 +26,7 @@ from faser.engine.structure.trials import COSTLY, Budget, Trials
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import GrammarCostError, ModelError, OverloadError, RequestError
 from faser.machine import return_free_memory
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 
 MAX_CACHED = 128  # grammars
 MAX_CACHED_BYTES = 128 << 20  # of them together; ordinary ones take less than a megabyte, the largest 80

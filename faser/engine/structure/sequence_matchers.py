@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.mask_threads import MaskThreads, Task
-from faser.types import SequenceError, StructuredOutput, StructureKind
+from faser.types.answer import SequenceError
+from faser.types.sampling import StructuredOutput, StructureKind
 
 Words = NDArray[np.int64]
 

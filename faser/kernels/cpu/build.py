@@ -30,7 +30,7 @@ from faser.errors import ConfigError
 from faser.files import remove_stale, replacing
 from faser.machine import usable_cores
 from faser.processes import run_all_watched
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 SOURCE_DIR = Path(__file__).parent / "native"
 PREBUILT_DIR = SOURCE_DIR / "prebuilt"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 MAX_TOKEN_ID = 2**31 - 1
 UNLIMITED = 2**62  # bytes

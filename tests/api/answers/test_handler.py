@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from faser.errors import EngineError, NotReadyError, OverloadError, RequestError
-from faser.types import FinishReason, Request, RequestOutput
+from faser.types.answer import FinishReason, RequestOutput
+from faser.types.request import Request
 from tests.api.server import http_client, openai_client, serving, settings, until
 from tests.fake_engine import FakeEngine, Step, delta, saying
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from faser.errors import EngineDiedError, EngineError, OverloadError, TargetError
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
 

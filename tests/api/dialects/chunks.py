@@ -5,7 +5,8 @@ from typing import Any
 
 from faser.api.answers.framing import Envelope
 from faser.api.answers.usage import SpeculationReport, Usage
-from faser.types import SamplingParams, SpeculationParams
+from faser.types.request import SpeculationParams
+from faser.types.sampling import SamplingParams
 
 THINKING = "The user wants the weather. "
 TEXT = "Let me look: "

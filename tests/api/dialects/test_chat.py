@@ -12,7 +12,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from faser.errors import RequestError
-from faser.types import FinishReason, Request, RequestOutput
+from faser.types.answer import FinishReason, RequestOutput
+from faser.types.request import Request
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import END, FakeEngine, Step, byte_tokenizer, delta, saying
 

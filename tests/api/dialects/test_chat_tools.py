@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.api.server import openai_client, serving, settings
 from tests.fake_engine import FakeEngine, byte_tokenizer, saying
 

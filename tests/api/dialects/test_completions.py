@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from faser.errors import OverloadError
-from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput
+from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput
+from faser.types.request import Request
 from tests.fake_engine import END, FakeEngine, Step, delta, prompt_logprobs_of, saying
 
 URL = "/v1/completions"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from faser.errors import DeadlineError
-from faser.types import Request
+from faser.types.request import Request
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, Step, saying
 

@@ -11,7 +11,9 @@ from pydantic import TypeAdapter
 
 from faser.api.middleware.key_limits import KeyLimits
 from faser.errors import EngineError, OverloadError
-from faser.types import EngineState, FinishReason, Request, RequestOutput
+from faser.types.answer import FinishReason, RequestOutput
+from faser.types.engine import EngineState
+from faser.types.request import Request
 from tests.api.dialects.events import typed_events
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, delta, saying

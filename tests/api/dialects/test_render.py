@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.fake_engine import FakeEngine
 
 CHATS: list[dict[str, Any]] = [

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from faser.types import ModelInfo, ThinkingBudget
+from faser.types.engine import ModelInfo
+from faser.types.sampling import ThinkingBudget
 from tests.api.server import serving
 from tests.fake_engine import FakeEngine, byte_tokenizer, saying
 

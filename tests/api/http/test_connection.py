@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from faser.api.http.limits import HttpLimits
 from faser.cli.server import HttpServer
 from faser.config.server import ServerConfig
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.raw_http import connect, error_of, head, read_all, request, send_endlessly, send_slowly
 from tests.api.server import http_client, running, serving, settings, until
 from tests.fake_engine import FakeEngine, saying

@@ -14,7 +14,7 @@ import pytest
 from faser.api.app import create_app
 from faser.api.middleware.keys import ApiKeys, CacheNamespaces, _digest
 from faser.metrics.server import Metrics
-from faser.types import Request
+from faser.types.request import Request
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine
 

@@ -10,7 +10,7 @@ import pytest
 from faser.api.middleware.key_limits import KeyLimits
 from faser.errors import DeadlineError, EngineDiedError, EngineError, OverloadError
 from faser.tracing_sdk import OpenTelemetryTracer
-from faser.types import RequestOutput, SpeculationSummary
+from faser.types.answer import RequestOutput, SpeculationSummary
 from tests.api.server import MODEL, http_client, serving, settings, until
 from tests.collector import ERROR, INTERNAL, SERVER, UNSET, Collector, ReceivedSpan, collecting
 from tests.fake_engine import FakeEngine, saying

@@ -21,7 +21,7 @@ from faser.api.page.live_feed import MOST_VIEWERS_OF_A_KEY, LiveFeed, server_fac
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics import live as recording
 from faser.metrics.live import LiveRecorder, Snapshot
-from faser.types import EngineState
+from faser.types.engine import EngineState
 from tests.api.server import http_client, serving, settings, until
 from tests.fake_engine import FakeEngine, saying
 from tests.metrics.statistics import EMPTY, after_step

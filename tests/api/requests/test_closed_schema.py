@@ -7,7 +7,7 @@ import pytest
 
 from faser.api.requests.closed_schema import closed_schema
 from faser.engine.structure.compiler import GrammarCompiler
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 
 NUMBER = {"type": "integer"}

@@ -10,16 +10,8 @@ import pytest
 
 from faser.api.answers.usage import WITHHELD, acceptance
 from faser.config.speculation import SpeculationConfig
-from faser.types import (
-    NO_TARGETS,
-    FinishReason,
-    Request,
-    RequestOutput,
-    Slo,
-    SpeculationParams,
-    SpeculationSummary,
-    StepTrace,
-)
+from faser.types.answer import FinishReason, RequestOutput, SpeculationSummary, StepTrace
+from faser.types.request import NO_TARGETS, Request, Slo, SpeculationParams
 from tests.api.answers.test_handler import events
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine, Step, delta, saying

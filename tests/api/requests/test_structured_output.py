@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.fake_engine import FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

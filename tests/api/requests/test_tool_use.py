@@ -11,7 +11,7 @@ from faser.api.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, ServerPa
 from faser.api.requests.tool_use import read_tool_use
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.errors import RequestError
-from faser.types import SamplingParams, StructuredOutput, StructureKind
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 from tests.fake_engine import byte_tokenizer
 

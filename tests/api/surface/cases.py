@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 
 from faser.api.bodies.fields import SAMPLING_FIELDS
-from faser.types import SAMPLING_LIMITS, Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SAMPLING_LIMITS, SamplingParams
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 COUNT, TOKENIZE, DETOKENIZE, INVOCATIONS = f"{MESSAGES}/count_tokens", "/tokenize", "/detokenize", "/invocations"

@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.ablation.drive import Clock
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import (
-    EngineStats,
-    FinishReason,
-    MethodStats,
-    Request,
-    SequenceError,
-    SpeculationStats,
-)
+from faser.types.answer import FinishReason, SequenceError
+from faser.types.request import Request
+from faser.types.statistics import EngineStats, MethodStats, SpeculationStats
 
 STEP_S = 0.1
 _PRUNED_A_STEP = 3

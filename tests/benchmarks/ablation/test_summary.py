@@ -6,7 +6,7 @@ import pytest
 from benchmarks.ablation.report import Run, rows_of
 from benchmarks.simulator.contest import Figures, summarise
 from benchmarks.simulator.simulation import Outcome, Served
-from faser.types import Slo
+from faser.types.request import Slo
 
 RATES = {"off": [10.0, 20.0, 30.0], "fixed:3": [20.0, 10.0, 60.0], "+lengths": [30.0, 30.0, 30.0]}
 RNG = np.random.default_rng(4)

@@ -20,7 +20,7 @@ from benchmarks.exactness.distributions import (
 )
 from benchmarks.exactness.losslessness import DRAFTERS, plan
 from faser.config.speculation import DRAFT_SAMPLE_METHODS, HEAD_METHODS, METHODS, POLICIES
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.test_sampler import PROMPT, plain_logits
 from tests.engine.execution.sampling.test_sampler import exact_distribution as of_one_token
 

@@ -12,7 +12,8 @@ from benchmarks.generators.agreement import Check, Finding, ServerMetrics, compa
 from benchmarks.generators.tool import Drafts, Figures, Latency
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
-from faser.types import EngineStats, FinishReason, MethodStats, SpeculationStats
+from faser.types.answer import FinishReason
+from faser.types.statistics import EngineStats, MethodStats, SpeculationStats
 
 _TEMPLATE_TOKENS = 30
 _DRAFTS = Drafts(drafts=3, draft_tokens=12, accepted_tokens=5, by_position=(1.0, 2 / 3))

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.generators.agreement import ServerMetrics
 from faser.metrics.server import Metrics
-from faser.types import EngineStats
+from faser.types.statistics import EngineStats
 
 
 def scraped(metrics: Metrics) -> ServerMetrics:

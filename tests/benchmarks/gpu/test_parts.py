@@ -35,7 +35,8 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.sources import SafetensorsSource
 from faser.errors import EngineError
-from faser.types import FinishReason, Request
+from faser.types.answer import FinishReason
+from faser.types.request import Request
 
 
 def spec_of(config: dict[str, object], directory: Path) -> DecoderSpec:

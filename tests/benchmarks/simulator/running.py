@@ -7,7 +7,7 @@ from benchmarks.simulator.workload import parse_workload
 from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.step_cost import CostModel
-from faser.types import Slo
+from faser.types.request import Slo
 
 STEP_S, ROW_S, PASS_S = 0.02, 0.0005, 0.003
 

@@ -14,7 +14,7 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import SpeculationStats
+from faser.types.statistics import SpeculationStats
 from tests.benchmarks.simulator.running import CheckedSimulation
 
 CAP = 6

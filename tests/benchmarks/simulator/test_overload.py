@@ -7,7 +7,7 @@ import pytest
 from benchmarks.simulator.machines import cpu
 from benchmarks.simulator.overload import met, recovered_s, run
 from benchmarks.simulator.simulation import Outcome, Served
-from faser.types import Slo
+from faser.types.request import Slo
 
 ASKED = argparse.Namespace(over=3.0, overload=10.0)
 SLO = Slo(ttft_ms=1000, tpot_ms=100)

@@ -36,7 +36,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 from faser.engine.gap_timer import GapTimer
 from faser.errors import ConfigError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.benchmarks.simulator.running import machine
 from tests.engine.execution.draft_lines import DraftLine, committed, table_with
 from tests.fakes import SequenceOutcome, step_result

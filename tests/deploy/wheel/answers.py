@@ -9,7 +9,7 @@ import sys
 from faser.config.environment import cache_dir
 from faser.kernels.cpu.build import find_library
 from faser.offline import LLM
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 PROMPTS = ("one two three", "the quick brown fox jumps over the lazy dog " * 8)
 

@@ -19,7 +19,8 @@ from faser.engine.build import build_engine
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, RequestError
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 MOST_BYTES = 4 << 30  # of address space, over what the imports have taken
 MOST_SECONDS = 30  # of processor, for one model

@@ -8,17 +8,9 @@ import pytest
 from faser.engine.client.admission import Admission, Margin
 from faser.engine.contract.latency_model import Pace
 from faser.errors import TargetError
-from faser.types import (
-    NO_TARGETS,
-    REFUSE,
-    WAIT,
-    Decision,
-    Request,
-    SamplingParams,
-    Slo,
-    SpeculationParams,
-    Target,
-)
+from faser.types.outlook import Decision, Target
+from faser.types.request import NO_TARGETS, REFUSE, WAIT, Request, Slo, SpeculationParams
+from faser.types.sampling import SamplingParams
 
 STEP_S, ROW_S, SLOTS = 0.01, 0.001, 8
 PACE = Pace(

@@ -35,18 +35,12 @@ from faser.errors import (
     TargetError,
 )
 from faser.metrics.server import Metrics
-from faser.types import (
-    Decision,
-    EngineState,
-    EngineStats,
-    FinishReason,
-    OutputDelta,
-    Request,
-    SamplingParams,
-    StructuredOutput,
-    StructureKind,
-    Target,
-)
+from faser.types.answer import FinishReason, OutputDelta
+from faser.types.engine import EngineState
+from faser.types.outlook import Decision, Target
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
+from faser.types.statistics import EngineStats
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -4,7 +4,7 @@ import pytest
 
 from faser.engine.client.outlook import LoadMonitor, outlook_of
 from faser.engine.contract.latency_model import Forecast, Lengths, Pace, highest_rate
-from faser.types import NO_TARGETS, Slo
+from faser.types.request import NO_TARGETS, Slo
 
 PACE = Pace(
     sequences=(1, 16),

@@ -8,16 +8,16 @@ import pytest
 
 from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import (
+from faser.types.answer import (
     FinishReason,
     OutputDelta,
-    Request,
     RequestOutput,
-    SamplingParams,
     SequenceError,
     SpeculationSummary,
     StepTrace,
 )
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.fake_engine import END, byte_tokenizer, position
 
 SUMMARY = SpeculationSummary(policy="faser", steps=2, verified=3, accepted=1)

@@ -18,16 +18,11 @@ from faser.engine.client.replicas import Replicas
 from faser.errors import EngineDiedError, NotReadyError, OverloadError, RequestError
 from faser.metrics.replicas import ReplicaMetrics
 from faser.metrics.server import Metrics
-from faser.types import (
-    EngineState,
-    EngineStats,
-    OutputDelta,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    Slo,
-    SpeculationParams,
-)
+from faser.types.answer import OutputDelta, RequestOutput
+from faser.types.engine import EngineState
+from faser.types.request import Request, Slo, SpeculationParams
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats
 
 OUTPUTS = 3
 DIED = EngineDiedError("the engine died (signal 9)")

@@ -28,7 +28,8 @@ from faser.engine.contract.messages import (
 )
 from faser.engine.contract.plan import StepDeltas
 from faser.errors import ConfigError, EngineDiedError, FaserError
-from faser.types import EngineState, EngineStats
+from faser.types.engine import EngineState
+from faser.types.statistics import EngineStats
 from tests.fake_engine import model_info
 
 READY = StateChange(EngineState.READY)

@@ -27,7 +27,9 @@ from faser.engine.client.traffic import (
     TrafficRecorder,
 )
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.types import FinishReason, OutputDelta, Request, SamplingParams
+from faser.types.answer import FinishReason, OutputDelta
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.api.server import until
 from tests.disks import filling_up
 from tests.engine.client.test_async_engine import CONFIG

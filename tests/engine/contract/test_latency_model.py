@@ -15,7 +15,7 @@ from faser.engine.contract.latency_model import (
     crossovers_by_sequences,
     highest_rate,
 )
-from faser.types import Slo
+from faser.types.request import Slo
 
 SLOTS = 32
 

@@ -27,17 +27,11 @@ from faser.engine.contract.messages import (
     receive_async,
 )
 from faser.engine.contract.plan import StepDeltas
-from faser.types import (
-    EngineState,
-    EngineStats,
-    FinishReason,
-    ModelInfo,
-    PositionLogprobs,
-    Request,
-    SamplingParams,
-    SequenceError,
-    StepTrace,
-)
+from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, StepTrace
+from faser.types.engine import EngineState, ModelInfo
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import EngineStats
 
 REQUEST = Request(
     request_id="a",

@@ -3,7 +3,7 @@
 import pytest
 
 from faser.engine.contract.plan import SequenceDelta, SequenceRows, StepDeltas, StepPlan, StepRows
-from faser.types import FinishReason, SequenceError, StepTrace
+from faser.types.answer import FinishReason, SequenceError, StepTrace
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from faser.engine.contract.plan import StepDeltas, StepResult, StepRows
 from faser.engine.control.decoding import Decoding
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence, Status, Tenant
-from faser.types import SequenceError
+from faser.types.answer import SequenceError
 from tests.engine.driving import request
 
 BLOCK, EOS, STOP = 4, 7, 8

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from faser.types import Request
+from faser.types.request import Request
 from tests.engine.driving import Driver, request
 
 ANSWER = 8  # tokens

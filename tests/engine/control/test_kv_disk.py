@@ -18,7 +18,7 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.kv_file import KvFile
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.types import KvDiskStats
+from faser.types.statistics import KvDiskStats
 from tests.engine.driving import BLOCK_SIZE, Driver, MakeDisk, request
 from tests.fakes import ScriptedExecutor
 

@@ -12,7 +12,8 @@ from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequence import sample_seed
 from faser.errors import ConfigError, RequestError
-from faser.types import FinishReason, PositionLogprobs, Request, SequenceError, SpeculationParams
+from faser.types.answer import FinishReason, PositionLogprobs, SequenceError
+from faser.types.request import Request, SpeculationParams
 from tests.engine.driving import EOS, Driver, Sample, expected, expected_prompt_logprobs, request, rows_by_slot
 from tests.fakes import RandomPolicy, SequenceOutcome, extend, next_token, scripted_logprobs, step_result
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from faser.engine.contract.plan import StepPlan
-from faser.types import FinishReason, Request, SamplingParams
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.engine.driving import BLOCK_SIZE, CHUNK, Driver, expected, expected_prompt_logprobs
 from tests.fakes import RandomPolicy, ScriptedExecutor
 

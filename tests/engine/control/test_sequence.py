@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence, Tenant
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 
 EOS, STOP = 2, 3
 PROMPT = (10, 11, 12)

@@ -16,7 +16,9 @@ from faser.engine.contract.plan import SequenceDelta, StateSave, StepPlan, StepR
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.state_snapshots import StateSnapshots
-from faser.types import FinishReason, Request, SamplingParams
+from faser.types.answer import FinishReason
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.engine.driving import BLOCK_SIZE, CHUNK, Driver, request
 from tests.fakes import RandomPolicy, ScriptedExecutor
 

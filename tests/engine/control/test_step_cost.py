@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
 from faser.engine.control.step_cost import CostModel, ExpertPrice
-from faser.types import STEP_ERROR_EDGES
+from faser.types.statistics import STEP_ERROR_EDGES
 
 TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
 PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))

@@ -10,7 +10,7 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.step_cost import CostModel
 from faser.engine.control.targets import NO_LIMITS, TargetKeeper
-from faser.types import Request, Slo, SpeculationParams
+from faser.types.request import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 
 STEP_S, ROW_S = 0.010, 0.001

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import DraftLine, table_with
 
 

@@ -43,7 +43,7 @@ from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import Request
+from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.native_acceptance import make_native
 

@@ -31,7 +31,8 @@ from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import HostTokenSampler, ReadyTokens
 from faser.kernels.interface.sampling import SamplingMetadata
-from faser.types import Request, StructuredOutput, StructureKind
+from faser.types.request import Request
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.driving import request
 
 VOCAB_SIZE, SLOTS, BLOCK_SIZE, WIDTH = 40, 4, 4, 10

@@ -25,7 +25,8 @@ from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import PruneStats, SamplingParams
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import PruneStats
 from tests.engine.execution.draft_lines import DraftLine, lines_of, table_with
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair

@@ -11,7 +11,7 @@ from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning_world import NUM_SLOTS, make_runner, write_pair
 

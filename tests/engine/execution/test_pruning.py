@@ -40,7 +40,10 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import PruneStats, Request, SamplingParams, SequenceError
+from faser.types.answer import SequenceError
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
+from faser.types.statistics import PruneStats
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning_world import (
     CAP,

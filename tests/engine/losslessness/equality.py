@@ -20,15 +20,9 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.startup.executor import WrapDrafter
-from faser.types import (
-    PositionLogprobs,
-    Request,
-    SamplingParams,
-    SpeculationParams,
-    StructuredOutput,
-    StructureKind,
-    ThinkingBudget,
-)
+from faser.types.answer import PositionLogprobs
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind, ThinkingBudget
 from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
 from tests.prompts import PROMPTS
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.engine import Engine
-from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationParams
+from faser.types.answer import FinishReason, PositionLogprobs
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.pruning_world import CAP
 

@@ -16,14 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from faser.engine.engine import Engine
-from faser.types import (
-    FinishReason,
-    PositionLogprobs,
-    Request,
-    SequenceError,
-    StructuredOutput,
-    StructureKind,
-)
+from faser.types.answer import FinishReason, PositionLogprobs, SequenceError
+from faser.types.request import Request
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.checkpoints import tiny_tokenizer
 from tests.engine.losslessness.equality import CAP, build, requests, write_pair
 

@@ -18,7 +18,8 @@ from gguf import GGMLQuantizationType
 
 from faser.engine.engine import Engine
 from faser.errors import EngineError
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf

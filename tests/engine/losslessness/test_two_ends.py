@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from faser.types import FinishReason, StructuredOutput, StructureKind
+from faser.types.answer import FinishReason
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.checkpoints import EOS_TOKEN_ID, write_json
 from tests.engine.losslessness.equality import CAP, build, requests, write_pair
 from tests.engine.losslessness.test_failures import accepted, endings, predicted

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import Tokenizer
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, tiny_tokenizer
 
 EOS = EOS_TOKEN_ID

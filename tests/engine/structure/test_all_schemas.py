@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 
 from benchmarks.exactness.schemas import NUM_SCHEMAS, NamedSchema, all_schemas
-from faser.types import Request, SamplingParams, StructuredOutput, StructureKind
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine.losslessness.equality import answers, build, write_pair
 from tests.engine.structure.languages import the_tokenizer

@@ -11,7 +11,7 @@ from faser.engine.structure.compiler import MAX_CACHED, MAX_CACHED_BYTES, MAX_HE
 from faser.engine.structure.trials import COSTLY
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ModelError, OverloadError, RequestError
-from faser.types import MAX_STRUCTURE_CHARS, StructuredOutput, StructureKind
+from faser.types.sampling import MAX_STRUCTURE_CHARS, StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, LANGUAGES, the_compiler, the_tokenizer
 
 JSON = StructureKind.JSON

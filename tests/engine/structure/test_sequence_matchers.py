@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.text.tokenizer import Tokenizer
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.structure.languages import EOS, LANGUAGES, Language, the_compiler, the_tokenizer
 

@@ -16,7 +16,8 @@ from llguidance import LLMatcher, LLParserLimits
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.engine.structure.trials import COSTLY, Budget
-from faser.types import SequenceError, StructuredOutput, StructureKind
+from faser.types.answer import SequenceError
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 
 X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

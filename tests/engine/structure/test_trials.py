@@ -15,7 +15,7 @@ import pytest
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.trials import COSTLY, QUICK, Budget, TrialUnwantedError
 from faser.errors import GrammarCostError, RequestError
-from faser.types import StructuredOutput, StructureKind
+from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
 
 _NEVER = {"type": "integer", "multipleOf": 9_999_991}  # compiles for hours

@@ -26,7 +26,7 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.kv_cache import KvShape
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.draft_lines import margins_of, tokens_of
 from tests.engine.execution.drafting.seeded_blocks import BlockShape, write_block

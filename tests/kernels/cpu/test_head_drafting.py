@@ -37,7 +37,7 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.kv_cache import KvShape
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.mtp_models import EXPERTS, write_mtp_model
 from tests.engine.execution.draft_lines import margins_of, tokens_of

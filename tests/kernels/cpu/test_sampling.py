@@ -25,7 +25,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingMetadata, Words, philox
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import plain_rows, sample
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from faser.engine.contract.plan import StepPlan
 from faser.engine.control.speculation.guard import Guard, GuardedStep
-from faser.types import PaidRatio, SpeculationBalance
+from faser.types.statistics import PaidRatio, SpeculationBalance
 
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
 _LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time

@@ -52,7 +52,8 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to_skip
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
-from faser.types import SpeculationStats, SpeculationSummary, StepTrace
+from faser.types.answer import SpeculationSummary, StepTrace
+from faser.types.statistics import SpeculationStats
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them

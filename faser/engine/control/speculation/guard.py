@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from math import isfinite
 
-from faser.types import PaidRatio, SpeculationBalance
+from faser.types.statistics import PaidRatio, SpeculationBalance
 
 RARE_STEPS = 4
 SHARE = 0.0015  # of the time that rare steps may cost

@@ -22,7 +22,7 @@ from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcome
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
-from faser.types import RoleStats
+from faser.types.statistics import RoleStats
 
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next

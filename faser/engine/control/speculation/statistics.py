@@ -19,15 +19,15 @@ from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
 from faser.engine.contract.step_times import Role
 from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.step_cost import ErrorTracker
-from faser.types import (
-    DEFAULT_CLASS,
+from faser.types.answer import SpeculationSummary
+from faser.types.request import DEFAULT_CLASS
+from faser.types.statistics import (
     MethodStats,
     PaidRatio,
     PruneStats,
     RoleStats,
     SpeculationBalance,
     SpeculationStats,
-    SpeculationSummary,
 )
 
 PLAIN, SERIAL = "plain", "serial"  # modes: a step without drafts; one whose drafts were made before it

@@ -42,7 +42,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.text_index import UNLIMITED, text_library
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser")
 

@@ -31,7 +31,7 @@ from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import DeviceLane, LaneError
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
 

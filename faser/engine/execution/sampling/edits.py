@@ -20,7 +20,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.kernels.interface.sampling import Ints
-from faser.types import SequenceError
+from faser.types.answer import SequenceError
 
 LogitsEdit = Callable[[Tensor], None]
 Asked = TypeVar("Asked")  # what a processor remembers of a slot

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import leading
 from faser.engine.execution.sampling.edits import to_device
-from faser.types import PositionLogprobs
+from faser.types.answer import PositionLogprobs
 
 _ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again
 _FEWEST = 64  # entries taken at least, so that a tie at the edge of the reported ones rarely reaches the last one

@@ -28,7 +28,7 @@ from faser.engine.execution.sampling.parameters import Purpose, SamplingState, n
 from faser.engine.execution.sampling.tokens import sample_on_host
 from faser.kernels.interface.graph_capture import Readback
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
-from faser.types import PositionLogprobs, SequenceError
+from faser.types.answer import PositionLogprobs, SequenceError
 
 Bools = NDArray[np.bool_]
 

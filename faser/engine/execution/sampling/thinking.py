@@ -24,7 +24,7 @@ from faser.engine.execution.sampling.edits import (
     forbid,
     force,
 )
-from faser.types import ThinkingBudget
+from faser.types.sampling import ThinkingBudget
 
 _LEADING = 2  # tokens of white space that may stand before the mark which opens the thinking
 

@@ -22,7 +22,7 @@ from faser.engine.execution.sampling.rejection import Block, Rejection
 from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import NO_TOKEN, Ints
-from faser.types import SequenceError
+from faser.types.answer import SequenceError
 
 _log = logging.getLogger("faser")
 

@@ -28,7 +28,7 @@ from faser.kernels.cuda.flashinfer.build import (
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 

@@ -37,7 +37,7 @@ from faser.engine.execution.startup.memory import (
     with_snapshot_memory,
 )
 from faser.errors import ConfigError, ModelError
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser")
 

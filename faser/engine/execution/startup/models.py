@@ -50,7 +50,7 @@ from faser.engine.execution.startup.memory import state_shape
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvCache
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
 

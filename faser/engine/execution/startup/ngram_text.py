@@ -14,7 +14,7 @@ from faser.engine.checkpoints.ngram_model import NgramModel, count, load, save, 
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, ModelError, RequestError
 from faser.files import replacing
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser")
 

@@ -22,7 +22,7 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.shapes import RowLayout
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 

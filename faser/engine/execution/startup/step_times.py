@@ -29,7 +29,7 @@ from faser.engine.execution.startup.step_profiler import (
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import chosen_isa
 from faser.machine import BusyMeter
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 

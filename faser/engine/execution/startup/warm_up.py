@@ -37,7 +37,8 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.device import DeviceMemory
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling import SamplingMetadata
-from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
+from faser.types.engine import ProgressCallback
+from faser.types.sampling import MAX_LOGPROBS, SamplingParams
 
 STAGE = "preparing kernels"
 

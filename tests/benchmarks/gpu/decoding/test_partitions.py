@@ -19,7 +19,7 @@ from benchmarks.gpu.plan import ON_CPU, Plan
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.steps import answers
 from faser.engine.execution.overlap.partition import core_numbers
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,7 @@ from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts, without_targets
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.types import Slo, SpeculationParams
+from faser.types.request import Slo, SpeculationParams
 from tests.engine.driving import request
 
 PLENTY = 1 << 30  # tokens yet to be generated: more than enough to pay for any missing KV

@@ -18,7 +18,7 @@ from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import MethodStats
+from faser.types.statistics import MethodStats
 from tests.engine.control.speculation.building import named_drafts
 from tests.native_acceptance import make_native
 

@@ -27,7 +27,8 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
-from faser.types import Request, Slo, SpeculationParams, SpeculationStats
+from faser.types.request import Request, Slo, SpeculationParams
+from faser.types.statistics import SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
 from tests.native_acceptance import make_native
 

@@ -17,7 +17,7 @@ from faser.engine.control.speculation.control import OtherRows
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
-from faser.types import Request, Slo, SpeculationParams
+from faser.types.request import Request, Slo, SpeculationParams
 from tests.engine.control.speculation.building import answer, candidates, full, named_drafts, one_draft
 from tests.engine.control.speculation.test_policies import staircase
 from tests.engine.driving import DRAFT_CAP, Driver, request

@@ -16,7 +16,9 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
-from faser.types import Request, SamplingParams, SpeculationParams, SpeculationSummary
+from faser.types.answer import SpeculationSummary
+from faser.types.request import Request, SpeculationParams
+from faser.types.sampling import SamplingParams
 from tests.native_acceptance import make_native
 
 CAP, TOKENS = 16, 64

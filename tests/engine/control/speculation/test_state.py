@@ -8,7 +8,7 @@ from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.speculation.state import CachedDecision, SpeculationState
-from faser.types import FinishReason
+from faser.types.answer import FinishReason
 from tests.engine.control.speculation.building import candidates, full, ints, sequence_in
 
 CAP, NUM_SLOTS = 4, 80

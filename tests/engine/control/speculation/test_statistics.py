@@ -12,7 +12,8 @@ import pytest
 
 from faser.config.speculation import DRAFT_METHODS
 from faser.engine.control.speculation.statistics import GAIN, LOAD, PLAIN, SERIAL, SpeculationStatistics
-from faser.types import RoleStats, SpeculationStats, SpeculationSummary
+from faser.types.answer import SpeculationSummary
+from faser.types.statistics import RoleStats, SpeculationStats
 from tests.engine.control.speculation.building import ints, table
 
 CAP, NUM_SLOTS = 5, 6

@@ -18,7 +18,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
 from tests.engine.execution.models.paged import PagedModel, load

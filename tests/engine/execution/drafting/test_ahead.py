@@ -32,7 +32,8 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.drafting import advance, match
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,

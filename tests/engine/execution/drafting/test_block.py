@@ -44,7 +44,7 @@ from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.block_reference import BlockReference, GemmaReference

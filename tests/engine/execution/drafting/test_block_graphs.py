@@ -27,7 +27,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.kv_cache import KvShape
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.drafting.seeded_blocks import BlockShape
 from tests.engine.execution.drafting.test_block import (

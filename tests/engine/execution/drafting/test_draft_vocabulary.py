@@ -21,7 +21,7 @@ from faser.engine.execution.drafting.samplers import (
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 
 VOCAB, DRAFT_VOCAB, NUM_ROWS = 300, 60, 8
 SIZES, END = (10, 20, 40, 80), 70

@@ -50,7 +50,8 @@ from faser.engine.execution.sampling.tokens import HostTokenSampler, SampledToke
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution import pruning_world
 from tests.engine.execution.draft_lines import DraftLine, lines_of, margins_of, same, tokens_of

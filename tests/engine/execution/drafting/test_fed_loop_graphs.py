@@ -22,7 +22,7 @@ from faser.engine.execution.drafting.samplers import (
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.draft_lines import margins_of, same, tokens_of
 from tests.engine.execution.runner.test_graph_runner import (

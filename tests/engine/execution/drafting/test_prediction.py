@@ -16,7 +16,8 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.text import LookupDrafter, prediction_prefix
 from faser.kernels.cpu.text_index import TextRules, text_library
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram import NgramDrafter
 from tests.engine.execution.drafting.oracle.suffix import SuffixDrafter

@@ -14,7 +14,7 @@ from faser.engine.execution.drafting.drafter import Proposals, ProposedDrafts, d
 from faser.engine.execution.sampling.rejection import Block, Rejection
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import Verifier
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import DraftLine, table_with
 from tests.engine.execution.sampling.sampled import Drafted, layout, outcomes
 

@@ -32,7 +32,7 @@ from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
 from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
     BLOCK_SIZE,

@@ -7,7 +7,7 @@ import pytest
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.replay import ReplayDrafter
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.losslessness.equality import answers, build, requests, write_pair
 
 PROMPT = (5, 6)

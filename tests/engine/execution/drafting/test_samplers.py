@@ -27,7 +27,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling import SamplingKernels
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import sample
 
 VOCAB = 12

@@ -34,7 +34,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.draft_lines import DraftLine, lines_of
 from tests.engine.execution.drafting.driving import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape

@@ -23,7 +23,8 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.types import Request, SamplingParams
+from faser.types.request import Request
+from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.runner.test_graph_runner import (

@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.processors import (
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.thinking import Thinking
 from faser.errors import RequestError
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import plain_rows, sample
 
 WIDTH = 40

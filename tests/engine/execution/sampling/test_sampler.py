@@ -14,7 +14,8 @@ from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import NO_TOKEN, RACE_BLOCK, arrivals
-from faser.types import SamplingParams, SequenceError
+from faser.types.answer import SequenceError
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import SampledRow, plain_rows, sample
 
 VOCAB = 300

@@ -16,7 +16,8 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words
-from faser.types import SamplingParams, SequenceError
+from faser.types.answer import SequenceError
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import outcomes, plain_rows, sample
 
 WIDTH = 30

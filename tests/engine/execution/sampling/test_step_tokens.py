@@ -1,7 +1,7 @@
 """The columns of what a step samples, among sequences that sample nothing."""
 
 from faser.engine.execution.sampling.rows import StepTokens
-from faser.types import PositionLogprobs, SequenceError
+from faser.types.answer import PositionLogprobs, SequenceError
 
 LOGPROBS = PositionLogprobs(token_id=5, logprob=-1.0, rank=1, top=())
 

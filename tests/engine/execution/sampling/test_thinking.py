@@ -10,7 +10,7 @@ from faser.engine.execution.sampling.edits import ProcessedRows
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.thinking import Thinking
 from faser.engine.execution.sampling.verify import SampleAndMatch
-from faser.types import SamplingParams, ThinkingBudget
+from faser.types.sampling import SamplingParams, ThinkingBudget
 from tests.engine.execution.sampling.sampled import Drafted, layout, outcomes
 
 VOCAB, END = 6, 5

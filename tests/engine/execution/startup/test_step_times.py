@@ -33,7 +33,7 @@ from faser.engine.execution.startup.step_times import (
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse
-from faser.types import ProgressCallback
+from faser.types.engine import ProgressCallback
 from tests.disks import filling_up, read_only
 
 LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)

@@ -36,7 +36,7 @@ from faser.engine.execution.startup.models import LoadedModel
 from faser.engine.execution.startup.warm_up import STAGE, WarmUp, prepare_kernels, profile_memory
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,
     MAX_LOGIT_ROWS,

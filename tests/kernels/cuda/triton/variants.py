@@ -31,7 +31,7 @@ from faser.engine.execution.startup.warm_up import WarmUp
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.sampling import SamplingMetadata
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import Drafted, layout
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

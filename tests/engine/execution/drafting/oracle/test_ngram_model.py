@@ -15,7 +15,7 @@ from faser.engine.execution.drafting.text import LookupDrafter, ngram_table
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import committed, lines_of
 from tests.engine.execution.drafting.oracle.ngram_model import NgramModelDrafter
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
 from tests.engine.execution.drafting.oracle.corpus import ANCHORS, SHORTEST_OUTPUT
 from tests.engine.execution.drafting.oracle.suffix import DOUBT, OCCURRENCES, SuffixDrafter

@@ -18,7 +18,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cuda.device import Accelerator, CudaDevice
 from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
-from faser.types import SamplingParams
+from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import sample
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Cut, make_case
