@@ -73,6 +73,15 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny-llama")
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: with tensors this small a second one is only waited for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Native kernels, compiled once and kept between runs. Named by what the sources hold: none is stale.

@@ -107,7 +107,7 @@ PHASES = (
     Phase(
         name="overlap",
         run=(f"{_HERE}.decoding.overlap", "run"),
-        share=0.16,
+        share=0.06,
         least_s=60.0,
         about="drafting during verification, by mode",
     ),

@@ -3,7 +3,7 @@
 Bugs these tests have been seen to catch: caches of the activations' type all the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,6 @@ from tests.kernels.layouts import attention_shape, kv_shape
 MEMORY = 1 << 20
 OFF = {"policy": "off"}
 STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def built(directory: Path, kv_cache_dtype: str, speculation: Mapping[str, Any]) -> tuple[Engine, int]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import Isa, library_path, runnable_isas
@@ -36,3 +37,9 @@ def native(request: pytest.FixtureRequest, kernel_cache: Path) -> NativeBackend:
 def native_alone(kernel_cache: Path) -> NativeBackend:
     """A backend of one thread, on the best instruction set."""
     return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+
+
+@pytest.fixture
+def seeded() -> None:
+    """The same random tensors in every test."""
+    torch.manual_seed(0)

@@ -51,7 +51,7 @@ from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
 _MOST_ROWS = 1024  # of a mixture: no more tiles come behind
-_ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
+_ROWS = (1, 2, 3, 5, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
 _FP8_ROWS = (1, 32)
 _SLOTS = 7
 _SMALL_VOCAB = 512  # no kernel of a layer knows the vocabulary
@@ -74,6 +74,8 @@ class Compiling:
         def run(kernel: Any, *args: Any, **options: Any) -> Any:
             if "WIDE" in options:
                 options["WIDE"] = False  # says that the tensors lie on a CPU, which they do not there
+            if "DEPENDENT" in options:
+                options |= {"DEPENDENT": True, "launch_pdl": True}  # as for tensors on a GPU
             found = launch(kernel, *args, **{**options, "warmup": True})
             if found is not None:
                 _compile_launcher(found)

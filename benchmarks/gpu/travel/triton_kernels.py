@@ -128,7 +128,7 @@ OTHERS |= {
 }
 SIZES |= {"BLOCK_SIZE": 16}
 OTHERS["_few_rows"] = {
-    **dict.fromkeys(("norm", "scales"), "*fp32"),
+    "norm": "*fp32",
     **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
     "size": "i32",
 }

@@ -70,12 +70,13 @@ class GgufSource:
         self._file = file
         architecture, name = gguf_architecture(file), file.require("general.architecture", str)
         self._plus_one = architecture.plus_one
+        self._as_it_is = () if architecture.plus_one_last else ("output_norm.weight",)
         num_layers = None
         if architecture.drafting_layers:
             num_layers = file.size(f"{name}.block_count") - file.get(f"{name}.nextn_predict_layers", int, 0)
         self._stored: dict[str, _Place] = {}
         for stored in file.tensor_names():
-            if stored in _OF_ROPE:
+            if stored in _OF_ROPE or stored.split(".")[-2] in architecture.not_read:
                 continue
             hub = architecture.outer.get(stored)
             hub = hub or _hf_name(stored, architecture.tensors, num_layers, file.path)
@@ -126,6 +127,7 @@ class GgufSource:
         if name.endswith(VECTORS):
             return values.reshape(1, -1)
         is_norm = place.tensor.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
+        is_norm = is_norm and place.tensor not in self._as_it_is
         return values - np.float32(1) if self._plus_one and is_norm else values
 
     def format(self, name: str) -> str:

@@ -367,7 +367,7 @@ def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
     if isinstance(block, MixedFeedForward):
         out, experts = any_linear(block.attention_out), experts_struct(block.experts)
         before = NormedLinearStruct(AnyLinearStruct(None, None, 0, out.columns), _address(block.norm), block.eps)
-        network = (before, AnyLinearStruct(None, None, out.columns, 0), 0, None, None)
+        network = (before, AnyLinearStruct(None, None, out.columns, 0), 0, None, None, 0.0)
         return FeedForwardStruct(out, *network, ctypes.addressof(experts), None, None, 1.0)
     beside = None if block.beside is None else _beside(block.beside)
     inputs = None if block.token_inputs is None else _token_inputs(block.token_inputs)
@@ -379,6 +379,7 @@ def _feed_forward(block: FeedForward | MixedFeedForward) -> FeedForwardStruct:
         ACTIVATIONS[block.activation],
         _address(block.norm_after_attention),
         _address(block.norm_after),
+        block.gate_up.eps if block.after_eps is None else block.after_eps,
         None,
         None if beside is None else ctypes.addressof(beside),
         None if inputs is None else ctypes.addressof(inputs),

@@ -112,6 +112,7 @@ class FeedForwardStruct(ctypes.Structure):
         ("activation", c_int32),
         ("norm_after_attention", c_void_p),
         ("norm_after", c_void_p),
+        ("after_eps", c_float),
         ("experts", c_void_p),
         ("beside", c_void_p),
         ("token_inputs", c_void_p),

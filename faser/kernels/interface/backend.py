@@ -388,7 +388,7 @@ class SeparateBlocks:
             self.normed_linear(hidden, following, out, buffers)
 
     def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps = block.gate_up.eps
+        eps = block.gate_up.eps if block.after_eps is None else block.after_eps
         inner = columns_of(buffers.inner, block.size or buffers.inner.shape[1])
         self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
         self._normed_gate(hidden, block.gate_up, block.activation, inner, buffers)

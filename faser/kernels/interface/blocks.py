@@ -93,9 +93,10 @@ class FeedForward:
     """Second half of a layer, behind its attention: the output product, then the gated feed-forward network.
 
     activation: see Backend.gate. norm_after_attention, norm_after: [H] float32, of what the two of them add to the
-    residual stream, with the eps of gate_up; both or neither. size: channels of the network; None: as many as the
-    buffers have. beside: a mixture whose results join the network's; None: there is none. token_inputs: what
-    tokens add in the end; None: nothing. scale: what the residual stream is multiplied by then.
+    residual stream, with after_eps, or if it is None that of gate_up; both or neither. size: channels of the
+    network; None: as many as the buffers have. beside: a mixture whose results join the network's; None: there is
+    none. token_inputs: what tokens add in the end; None: nothing. scale: what the residual stream is multiplied by
+    then.
     """
 
     attention_out: PackedLinear
@@ -104,6 +105,7 @@ class FeedForward:
     activation: str = "silu"
     norm_after_attention: Tensor | None = None
     norm_after: Tensor | None = None
+    after_eps: float | None = None
     size: int | None = None
     beside: ExpertsBeside | None = None
     token_inputs: TokenInputs | None = None

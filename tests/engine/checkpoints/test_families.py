@@ -476,8 +476,9 @@ def test_tensors_of_a_layer_that_drafts_are_left_out(oracles: Oracles, tmp_path:
 
 
 def test_every_family_has_a_case_and_the_class_that_transformers_gives_it(oracles: Oracles) -> None:
-    assert {each.model_type for each in FAMILIES} == {case.model_type for case in CASES}
-    for family in FAMILIES:
+    alone = [each for each in FAMILIES if each.model_type != "muse_glimmer_text"]  # see test_text_halves.py
+    assert {each.model_type for each in alone} == {case.model_type for case in CASES}
+    for family in alone:
         case = next(case for case in CASES if case.model_type == family.model_type)
         config = json.loads((oracles(case.name).directory / "config.json").read_text())
         assert config["architectures"] == [family.architecture]

@@ -115,6 +115,29 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "gemma3": ("Gemma3", {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 13}, _TOWER),
     "gemma4": ("Gemma4", _GEMMA4, _TOWER | {"head_dim": 16, "num_key_value_heads": 2}),
+    "muse-glimmer": (
+        "MuseGlimmer",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 8,
+            "sliding_window": 13,
+            "rms_norm_eps": 0.05,
+            "post_norm_eps": 1e-8,
+            "output_multiplier": 0.4,
+            "final_logit_softcapping": 5.0,
+            "qk_scale_factor": 3.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+            "pad_token_id": 0,
+        },
+        {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+        },
+    ),
     "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 32, "sliding_window": None}, _PIXTRAL),
     "ministral3": (
         "Mistral3",
@@ -137,12 +160,18 @@ _IMAGES: dict[str, dict[str, Any]] = {
         "audio_token_id": 125,
         "audio_config": _EARS,
     },
+    "MuseGlimmer": {
+        "image_token_id": 127,
+        "video_token_id": 126,
+        "out_hidden_size": 128,
+        "projector_hidden_size": 32,
+    },
     "Mistral3": {"image_token_index": 127},
 }
 PROMPT = [token % 120 for token in prompt(80, VOCAB_SIZE)]
 
 
-def _make_oracle(name: str, directory: Path) -> Oracle:
+def make_oracle(name: str, directory: Path) -> Oracle:
     class_name, text, vision = WRAPPERS[name]
     tied = {"tie_word_embeddings": False}
     config = getattr(transformers, f"{class_name}Config")(
@@ -164,7 +193,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
 
     @cache
     def make(name: str) -> Oracle:
-        return _make_oracle(name, tmp_path_factory.mktemp(name))
+        return make_oracle(name, tmp_path_factory.mktemp(name))
 
     return make
 

@@ -209,6 +209,9 @@ def test_a_slot_is_late_from_the_step_that_brings_it_no_token_until_its_mask_is_
     sampler = NoSampler(following={1, 3}, late={1, 3})
     steps, _ = make(sampler)
     step = launch(steps, plan_of((1, (7,), True), (2, (7,), True), (3, (7,), True)))
+    sampler.late = set()
+    assert [*step.late] == [1, 3], "this step brings them no token, though their masks have come since"
+    sampler.late = {1, 3}
     found = []
     for there in ({1}, {1}, {1, 3}, {1, 3}):
         following = launch(steps, plan_of((2, (PLACEHOLDER,), True)))

@@ -5,7 +5,6 @@ another type's rounding, bounds of half the size or without small numbers, bytes
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,21 +32,14 @@ from tests.kernels.layouts import (
     step,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread", "seeded")
+
 BACKEND = TorchBackend()
 
 
 def rounding(x: Tensor) -> Tensor:
     """The bound on the error of `stored`, float32, for |x| <= 448."""
     return (x.float().abs() / 16).clamp_min(2.0**-10)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def every_bfloat16() -> Tensor:

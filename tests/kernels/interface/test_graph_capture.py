@@ -10,7 +10,6 @@ page numbers taken from the host; wrappers of eager steps in a graph; a workspac
 from the keys; two lanes over one workspace.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +43,8 @@ from tests.kernels.layouts import (
     shuffled_table,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread", "seeded")
+
 REFERENCE = TorchBackend()
 NEAR = 2.0**-6  # keys and mixed values are rounded to bfloat16 in other lanes than the reference's
 BLOCKS_EACH = 8
@@ -54,15 +55,6 @@ BATCH_SIZES = (
     GraphBatchSize(rows=9, sequences=3, one_row_each=False),
     GraphBatchSize(rows=NUM_SEQUENCES * MOST_ROWS + 1, sequences=5, one_row_each=False),
 )
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Keys and values in int8: the numbers that are stored, and the reference's attention over them."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,16 +26,9 @@ from tests.kernels.layouts import (
     step,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread", "seeded")
+
 BACKEND = TorchBackend()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def heads_of_all_sizes() -> Tensor:

@@ -19,6 +19,7 @@ from faser.engine.checkpoints.families import (
     llama,
     mistral,
     mixtures,
+    muse_glimmer,
     phi3,
     qwen2,
     qwen3,
@@ -46,6 +47,7 @@ _MODULES = (
     mixtures,
     gpt_oss,
     lfm2,
+    muse_glimmer,
 )
 FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {

@@ -118,10 +118,11 @@ class AttentionSpec:
     positions a token attends to, itself included; None: all. qk_norm: RMS norm of each query and key head before
     the rotation. bias: on queries, keys and values; out_bias: on the output product. score_cap: c: a score s
     becomes c tanh(s / c); None: it stays. sinks: one learned score a head counts in the sum that weights are
-    divided by, and has no value. wide_qk_norm: in place of qk_norm, RMS norm of all query heads together, and
-    of all key heads. gated: what a head gives is multiplied by σ of a gate, which is a product as the queries are.
-    v_norm: RMS norm of each value head, without a weight. k_eq_v: the product of keys gives the values too, before
-    norms and rotation. kv_layer: the earlier layer whose keys and values are read; None: the layer has its own.
+    divided by, and has no value. wide_qk_norm: in place of qk_norm, RMS norm of all query heads together, and of
+    all key heads. bare_qk_norm: in place of qk_norm, the same without weights. gated: what a head gives is
+    multiplied by σ of a gate, which is a product as the queries are. v_norm: RMS norm of each value head, without
+    a weight. k_eq_v: the product of keys gives the values too, before norms and rotation. kv_layer: the earlier
+    layer whose keys and values are read; None: the layer has its own.
 
     Raises ModelError that names the value and the limit.
     """
@@ -138,6 +139,7 @@ class AttentionSpec:
     out_bias: bool = False
     score_cap: float | None = None
     sinks: bool = False
+    bare_qk_norm: bool = False
     gated: bool = False
     v_norm: bool = False
     k_eq_v: bool = False
@@ -314,14 +316,15 @@ class TensorNames:
     """Names on the hub of a layer's tensors, where families differ.
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. q_norm, k_norm: of heads, or of all
-    of them. final_norm: behind the layers. convolution: a short one's products and weights begin so. fused_qkv:
-    queries, keys and values are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are
-    one tensor, in_proj_qkvz, that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up,
-    down: of a dense network; gate and up may be one tensor. router, choice_bias, expert: of a mixture; {} is the
-    number of an expert, whose expert_parts are gate, up and down. shared_expert, shared_gate: an expert that every
-    row passes, and what weighs it. stacked_experts: how safetensors may have these parts of all experts of a layer
-    in one tensor (execution/models/stacked_experts.py); None: they do not. not_read: how the names of tensors
-    begin that checkpoints have for something else.
+    of them. final_norm: behind the layers. attention_gate: product of the gates of gated attention; none: it is
+    one with that of queries. convolution: a short one's products and weights begin so. fused_qkv: queries, keys
+    and values are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are one tensor,
+    in_proj_qkvz, that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up, down: of a
+    dense network; gate and up may be one tensor. router, choice_bias, expert: of a mixture; {} is the number of an
+    expert, whose expert_parts are gate, up and down. shared_expert, shared_gate: an expert that every row passes,
+    and what weighs it. stacked_experts: how safetensors may have these parts of all experts of a layer in one
+    tensor (execution/models/stacked_experts.py); None: they do not. not_read: how the names of tensors begin that
+    checkpoints have for something else.
     """
 
     norm_before_attention: str = "input_layernorm"
@@ -332,6 +335,7 @@ class TensorNames:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     attention_out: str = "self_attn.o_proj"
+    attention_gate: str = ""
     convolution: str = ""
     fused_qkv: bool = False
     fused_qkvz: bool = False
@@ -354,7 +358,9 @@ class DecoderSpec:
 
     embedding_scale: multiplies embeddings, rounded to the type of the activations first. logit_scale: multiplies
     the logits. logit_cap: c: a logit l, scaled, becomes c tanh(l / c); None: it stays. plus_one: a norm multiplies
-    by one plus its weight. token_inputs: None: tokens add nothing to layers.
+    by one plus its weight; plus_one_last: so does the last one. norm_after_eps: of norms behind attention and
+    network; None: rms_norm_eps. normed_embedding: embeddings pass an RMS norm without weights. token_inputs: None:
+    tokens add nothing to layers.
     """
 
     vocab_size: int
@@ -367,6 +373,9 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     plus_one: bool = False
+    plus_one_last: bool = True
+    norm_after_eps: float | None = None
+    normed_embedding: bool = False
     token_inputs: TokenInputsSpec | None = None
     names: TensorNames = TensorNames()
 

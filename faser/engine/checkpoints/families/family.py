@@ -77,13 +77,13 @@ class GgufArchitecture:
     """Particulars of the files of one architecture.
 
     class_name, model_type: on the hub. tensors: of a layer, the hub's names by those in the file. permuted: rows
-    of q and k are in llama.cpp's order. plus_one: norms are stored plus one. partial_rotary: some channels of a
-    head may stay as they are. windows, experts: there may be a sliding window, or a mixture of experts.
-    drafting_layers: the last layers may be there to draft (nextn): of a head, and none of the model.
-    sizes_by_layer: layers may have key-value heads and networks of their own sizes, which own_fields reads.
-    outer: the hub's names of further tensors outside the layers. drafter: it drafts for a model, whose embedding
-    it may lack. own_fields: fields of config.json from keys of its own; called with the file and the other fields,
-    which they replace.
+    of q and k are in llama.cpp's order. plus_one: norms are stored plus one, plus_one_last: the last one too.
+    not_read: tensors of a layer. partial_rotary: some channels of a head may stay as they are. windows, experts:
+    there may be a sliding window, or a mixture of experts. drafting_layers: the last layers may be there to draft
+    (nextn): of a head, and none of the model. sizes_by_layer: layers may have key-value heads and networks of
+    their own sizes, which own_fields reads. outer: the hub's names of further tensors outside the layers. drafter:
+    it drafts for a model, whose embedding it may lack. own_fields: fields of config.json from keys of its own;
+    called with the file and the other fields, which they replace.
     """
 
     class_name: str
@@ -91,6 +91,8 @@ class GgufArchitecture:
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER)
     permuted: bool = False
     plus_one: bool = False
+    plus_one_last: bool = True
+    not_read: tuple[str, ...] = ()
     partial_rotary: bool = False
     windows: bool = False
     experts: bool = False

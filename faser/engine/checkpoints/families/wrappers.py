@@ -18,6 +18,7 @@ _WRAPPERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("gemma3", "Gemma3ForConditionalGeneration"): ("gemma3_text",),
     ("gemma4", "Gemma4ForConditionalGeneration"): ("gemma4_text",),
     ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"): ("gemma4_unified_text",),
+    ("muse_glimmer", "MuseGlimmerForConditionalGeneration"): ("muse_glimmer_text",),
     ("mistral3", "Mistral3ForConditionalGeneration"): ("mistral", "ministral3"),
 }
 # A text half's class, and the defaults of its fields where they are not those of the class.
@@ -32,6 +33,7 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3_text": ("Gemma3ForCausalLM", {}),
     "gemma4_text": ("Gemma4ForCausalLM", {}),
     "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", {}),
+    "muse_glimmer_text": ("MuseGlimmerForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),
 }

@@ -161,6 +161,9 @@ class Decoder:
         )
         # Rounded as the model's own code rounds it: to the type of the embeddings that it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
+        self._embedding_norm: Tensor | None = None
+        if spec.normed_embedding:
+            self._embedding_norm = torch.ones(spec.hidden_size, device=backend.device)
         self._token_norm = None if weights.token_inputs is None else weights.token_inputs.norm * 0.5**0.5
 
     @property
@@ -203,6 +206,8 @@ class Decoder:
         rows, hidden = token_ids.shape[0], self._buffers.hidden
         assert rows <= hidden.shape[0], "more rows than the buffers hold"
         embedded = self._backend.embed(token_ids, self._weights.embedding, hidden[:rows])
+        if self._embedding_norm is not None:
+            self._backend.rms_norm(embedded, self._embedding_norm, self.spec.rms_norm_eps, embedded)
         if self._embedding_scale != 1.0:
             embedded.mul_(self._embedding_scale)
         if self._weights.token_inputs is not None:

@@ -90,6 +90,9 @@ def decoder_layer(
     layer: LayerSpec = spec.layers[number]
     attention = layer.attention
     head_norms, wide_norms = (weights.q_norm, weights.k_norm), None
+    if isinstance(attention, AttentionSpec) and attention.bare_qk_norm:
+        ones = torch.ones(attention.head_dim, device=weights.post_norm.device)
+        head_norms = (ones, ones)
     if isinstance(attention, AttentionSpec) and attention.wide_qk_norm:
         assert weights.q_norm is not None
         assert weights.k_norm is not None
@@ -142,6 +145,7 @@ def _feed_forward(
             activation=layer.feed_forward.activation,
             norm_after_attention=weights.norm_after_attention,
             norm_after=weights.norm_after,
+            after_eps=spec.norm_after_eps,
             size=layer.feed_forward.size,
             beside=_beside(layer, weights.beside),
             token_inputs=_token_inputs(weights.token_inputs, inputs),

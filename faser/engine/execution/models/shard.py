@@ -105,6 +105,8 @@ def local_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         raise ConfigError(
             f"the model normalises the values of attention, as Gemma 4 does; ranks cannot share it; {alone}"
         )
+    if any(each.gated for each in spec.attentions):
+        raise ConfigError(f"the model gates its attention, which ranks cannot share; {alone}")
     return replace(
         spec, layers=tuple(_local_layer(each, shard) for each in spec.layers), tie_word_embeddings=False
     )

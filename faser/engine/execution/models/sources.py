@@ -46,6 +46,8 @@ _NOT_TEXT = tuple(
     for part in (
         "visual.",
         "vision_tower.",
+        "vision_adapter.",
+        "vision_projection.",
         "multi_modal_projector.",
         "audio_tower.",
         "embed_vision.",

@@ -149,10 +149,13 @@ def _attention_shapes(spec: DecoderSpec, attention: AttentionSpec) -> dict[str, 
         widths = {"qkv_proj": q_size + 2 * kv_size}
     else:
         widths = {f"{name}_proj": kv_size for name in kv_products(attention)}
-        widths = {"q_proj": q_size * (1 + attention.gated)} | widths
+        apart = bool(names.attention_gate)
+        widths = {"q_proj": q_size * (1 + (attention.gated and not apart))} | widths
     shapes: dict[str, Shape] = {}
     for name, width in widths.items():
         shapes |= _product(f"self_attn.{name}", width, hidden, attention.bias)
+    if attention.gated and names.attention_gate:
+        shapes[f"{names.attention_gate}.weight"] = (q_size, hidden)
     if attention.qk_norm:
         shapes[f"{names.q_norm}.weight"] = (attention.head_dim,)
         if attention.kv_layer is None:

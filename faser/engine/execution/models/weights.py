@@ -22,6 +22,7 @@ from faser.engine.checkpoints.families.architecture import (
     ExpertsSpec,
     LayerSpec,
     ShortConvSpec,
+    TensorNames,
 )
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.tensors import Ints
@@ -195,7 +196,8 @@ def pack_weights(
     layers = tuple(
         packer.layer(tensors.layer_prefix(number), layer, spec) for number, layer in enumerate(spec.layers)
     )
-    final_norm = packer.norm(spec.names.final_norm, plus_one=spec.plus_one) * spec.logit_scale
+    plus_one = spec.plus_one and spec.plus_one_last
+    final_norm = packer.norm(spec.names.final_norm, plus_one=plus_one) * spec.logit_scale
     head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
     return DecoderWeights(
         embedding=embedding,
@@ -298,7 +300,7 @@ class Packer:
             order = tensors.head_order(attention)
             turning = (attention.num_heads, attention.num_kv_heads)
             of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
-            qkv = self._qkv(prefix, attention, order, fused=names.fused_qkv)
+            qkv = self._qkv(prefix, attention, order, names)
             sinks, out = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None, names.attention_out
         return LayerWeights(
             input_norm=norm(names.norm_before_attention),
@@ -320,17 +322,21 @@ class Packer:
             scale=float(self.norm(f"{prefix}{tensors.SCALE}")) if layer.scaled else 1.0,
         )
 
-    def _qkv(self, prefix: str, attention: AttentionSpec, order: Ints | None, *, fused: bool) -> PackedLinear:
+    def _qkv(
+        self, prefix: str, attention: AttentionSpec, order: Ints | None, tensor_names: TensorNames
+    ) -> PackedLinear:
         """order: of the channels of query and key heads; see tensors.head_order."""
         heads = (attention.num_heads, attention.num_kv_heads)
-        prefix = f"{prefix}self_attn."
-        if fused:
+        gate, prefix = f"{prefix}{tensor_names.attention_gate}.weight", f"{prefix}self_attn."
+        if tensor_names.fused_qkv:
             orders = (_rows_of_heads(order, *heads, others=attention.kv_size),)
             return self.layer_product(f"{prefix}qkv_proj.weight", orders=orders)
         names = [f"{prefix}{each}_proj.weight" for each in "q" + tensors.kv_products(attention)]
         queries, keys = (_rows_of_heads(order, count) for count in heads)
         if not attention.gated:
             return self.layer_product(*names, orders=(queries, keys, None)[: len(names)])
+        if tensor_names.attention_gate:
+            return self.layer_product(*names, gate, orders=(queries, keys, None, None))
         of_heads = np.arange(2 * attention.q_size).reshape(heads[0], 2, -1)  # rows of q_proj: a query, its gate
         of_queries, gates = of_heads[:, 0], of_heads[:, 1].reshape(-1)
         queries = (of_queries if order is None else of_queries[:, order]).reshape(-1)

@@ -102,13 +102,13 @@ void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRow
         return;
     }
     const int64_t inner = layer.down.depth;
-    add(pool, layer.attention_out, layer.norm_after_attention, eps, rows, mixed, hidden, &layer.gate_up.product);
+    add(pool, layer.attention_out, layer.norm_after_attention, layer.after_eps, rows, mixed, hidden, &layer.gate_up.product);
     normed_linear(pool, layer.gate_up, rows, hidden, layer.down.columns, rows.gate_up, rows.dtype, &layer.down);
     faser_gate(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype, layer.activation);
     if (layer.beside) {
         add_with_experts(pool, layer, *layer.beside, rows, hidden);
     } else {
-        add(pool, layer.down, layer.norm_after, eps, rows, rows.inner, hidden, following);
+        add(pool, layer.down, layer.norm_after, layer.after_eps, rows, rows.inner, hidden, following);
     }
     if (layer.token_inputs) add_token_inputs(pool, layer, *layer.token_inputs, rows, hidden, following);
     if (layer.scale == 1.0f) return;

@@ -51,6 +51,7 @@ struct FaserFeedForward {
     int32_t activation;                 // FaserActivation
     const float* norm_after_attention;  // [columns], of what attention adds, and of what the network adds; or null
     const float* norm_after;
+    float after_eps;              // of these two norms
     const FaserExperts* experts;  // in place of gate, up and down; or null. gate_up has the norm before it
     const FaserExpertsBeside* beside;      // or null
     const FaserTokenInputs* token_inputs;  // added in the end; or null

@@ -27,7 +27,6 @@ from faser.kernels.cuda.triton.common import (
     jit,
     next_power_of_2,
 )
-from faser.kernels.interface.fp8 import FP8
 
 MOST_ROWS = 8
 # Outputs of a program, and how many steps ahead their weights are read: 32 to 64 KiB.
@@ -78,8 +77,8 @@ def _added(sums, weights, row, OUTPUTS: tl.constexpr):
 
 @jit
 def _few_rows(
-    x, stride, weight, norm, scales, bias, residual, residual_stride, out, out_stride, num_rows, size, width, eps,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr,
+    x, stride, weight, norm, bias, residual, residual_stride, out, out_stride, num_rows, size, width, eps,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr,
     BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -140,16 +139,12 @@ def _few_rows(
         if NORMED:
             factor = 1.0 / tl.sqrt(tl.sum(squares[number]) / width + eps)
             found *= factor
-        if SCALED:
-            found *= tl.load(scales + line)
         if BIASED:
             found += tl.load(bias + line).to(tl.float32)
         if PAIRED:
             up = tl.sum(up_sums[number], 1)
             if NORMED:
                 up *= factor
-            if SCALED:
-                up *= tl.load(scales + size + line)
             if BIASED:
                 up += tl.load(bias + size + line).to(tl.float32)
             found = activated(found, up, ACTIVATION)
@@ -166,17 +161,16 @@ def few_rows(
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    scales: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "",
     outputs: int = 16,
 ) -> Tensor:
-    """out = (rms_norm(x) or x) @ weight.T (* scales) (+ bias), gated if there is an activation (+ residual).
+    """out = (rms_norm(x) or x) @ weight.T (+ bias), gated if there is an activation (+ residual).
 
-    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x, or float8_e4m3fn with scales [N] float32.
-    norm: [K]. bias: [N]. activation: one of ACTIVATIONS; then weight has gate and up, and out N / 2 columns.
-    out: [R, N] of any type, each row contiguous; it may be the residual. outputs: of a program, a key of STAGES.
+    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x. norm: [K]. bias: [N]. activation: one of
+    ACTIVATIONS; then weight has gate and up, and out N / 2 columns. out: [R, N] of any type, each row contiguous;
+    it may be the residual. outputs: of a program, a key of STAGES.
     Returns out. Raises EngineError that names the tensor that does not fit.
     """
     rows, width = x.shape
@@ -184,23 +178,22 @@ def few_rows(
     assert 0 < rows <= MOST_ROWS, rows
     assert not activation or activation in ACTIVATIONS, activation
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
-    expect("weight", weight, (len(weight), width), x.dtype if scales is None else FP8, like=x)
+    expect("weight", weight, (len(weight), width), x.dtype, like=x)
     expect_lines("out", out, (rows, size), *_TYPES, like=x)
     if residual is not None:
         expect_lines("residual", residual, (rows, size), out.dtype, like=x)
     for name, each, length in (
         ("norm", norm, width),
-        ("scales", scales, len(weight)),
         ("bias", bias, len(weight)),
     ):
         if each is not None:
             expect(name, each, (length,), *_TYPES, like=x)
     added = out if residual is None else residual
     _few_rows[(-(-size // (outputs // 2 if activation else outputs)),)](
-        x, x.stride(0), weight, x if norm is None else norm, x if scales is None else scales,
+        x, x.stride(0), weight, x if norm is None else norm,
         x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows, size, width, eps,
         ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs], NORMED=norm is not None,
-        SCALED=scales is not None, BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
+        BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
         DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x), **EXACT,
     )  # fmt: skip
     return out

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,6 +145,19 @@ def load(
     )
     size = 16 if backend.name == "native" else BLOCK_SIZE
     return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size, num_snapshots=num_snapshots)
+
+
+def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
+    """The checkpoint's decoder in float32; options: of load_decoder."""
+    return load_decoder(
+        path,
+        backend,
+        torch.float32,
+        max_model_len=MAX_POSITIONS,
+        max_rows=64,
+        progress=lambda *_: None,
+        **options,
+    )
 
 
 def prompt(length: int, vocab_size: int, seed: int = 3) -> list[int]:

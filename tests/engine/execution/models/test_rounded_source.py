@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import rounded_rows, rounding_scheme
 from faser.engine.execution.models.tensors import EMBEDDING, HEAD
 from faser.errors import ConfigError, ModelError
@@ -20,7 +18,7 @@ from faser.kernels.interface.low_bit.rows import INT4, INT8
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
-from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
+from tests.engine.execution.models.paged import PagedModel, decoder, prompt
 from tests.engine.execution.models.test_stored_blocks import RoundingInputs, WithoutLowBit
 from tests.engine.execution.models.test_weights import DictSource
 
@@ -30,18 +28,6 @@ PRODUCT = "model.layers.0.mlp.down_proj.weight"
 
 def weights(**fields: Any) -> dict[str, Tensor]:
     return random_weights(llama_shapes(tiny_llama_config() | fields))
-
-
-def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
-    return load_decoder(
-        path,
-        backend,
-        torch.float32,
-        max_model_len=MAX_POSITIONS,
-        max_rows=64,
-        progress=lambda *_: None,
-        **options,
-    )
 
 
 def logits(path: Path, backend: Backend, **options: Any) -> Tensor:

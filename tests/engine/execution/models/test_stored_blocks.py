@@ -18,8 +18,6 @@ from torch import Tensor
 from faser.engine.checkpoints.files import GGUF_WEIGHTS
 from faser.engine.checkpoints.gguf_config import gguf_config
 from faser.engine.checkpoints.gguf_weights import open_gguf
-from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.sources import block_formats, gguf_rows
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
@@ -29,19 +27,7 @@ from faser.kernels.interface.low_bit.product import STRETCH, quantise_activation
 from faser.kernels.torch_backend import TorchBackend
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import BIASES, VOCAB_SIZE, hf_weights, write_gguf
-from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
-
-
-def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
-    return load_decoder(
-        path,
-        backend,
-        torch.float32,
-        max_model_len=MAX_POSITIONS,
-        max_rows=64,
-        progress=lambda *_: None,
-        **options,
-    )
+from tests.engine.execution.models.paged import PagedModel, decoder, prompt
 
 
 def logits(path: Path, backend: Backend, **options: Any) -> torch.Tensor:

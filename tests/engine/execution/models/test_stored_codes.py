@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.quantized import StoredLowBit
-from faser.engine.execution.models.decoder import Decoder
-from faser.engine.execution.models.loader import checkpoint_form, load_decoder
+from faser.engine.execution.models.loader import checkpoint_form
 from faser.engine.execution.models.stored_codes import CodeSource, awq_codes, codes_of_bytes, codes_of_words
 from faser.engine.execution.models.tensors import tensor_shapes
 from faser.errors import ConfigError, ModelError
@@ -29,7 +28,7 @@ from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config
 from tests.engine.checkpoints.fp8_checkpoints import is_product
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, Kind, write_pair
-from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
+from tests.engine.execution.models.paged import PagedModel, decoder, prompt
 from tests.engine.execution.models.test_stored_blocks import RoundingInputs, WithoutLowBit
 from tests.engine.execution.models.test_weights import DictSource
 
@@ -64,18 +63,6 @@ def test_signed_bytes_become_codes_128_higher() -> None:
 
 
 PRODUCT = "model.layers.1.mlp.up_proj"
-
-
-def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
-    return load_decoder(
-        path,
-        backend,
-        torch.float32,
-        max_model_len=MAX_POSITIONS,
-        max_rows=64,
-        progress=lambda *_: None,
-        **options,
-    )
 
 
 def logits(path: Path, backend: Backend, **options: Any) -> torch.Tensor:

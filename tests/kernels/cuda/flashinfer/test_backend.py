@@ -15,7 +15,6 @@ not exist, an argument missing; keys and values planned with the queries' type o
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,22 +52,14 @@ from tests.kernels.layouts import (
     step,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread", "seeded")
+
 REFERENCE = TorchBackend()
 ROOT = Path(__file__).parents[4]
 DTYPES = [torch.bfloat16, torch.float16]
 PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
 # Keys and mixed values are rounded in other places than the reference's: a few units in the last place.
 NEAR = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    """On one thread: tensors this small are slower on more."""
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def fake() -> tuple[FlashInferBackend, FakeFlashInfer, FakeAccelerator]:

@@ -5,7 +5,7 @@ bound is no guess. Bugs this has been seen to catch: a residual stream that is n
 rounded to 16 bits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,20 +28,14 @@ from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, Paged
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_ROWS = 32
 BATCH_SIZES = (
     GraphBatchSize(rows=4, sequences=4, one_row_each=True),
     GraphBatchSize(rows=8, sequences=4, one_row_each=False),
     GraphBatchSize(rows=MAX_ROWS, sequences=4, one_row_each=False),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
