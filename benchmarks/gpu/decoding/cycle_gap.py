@@ -39,7 +39,8 @@ class GapMarks:
         self._clock = clock
         self._pairs: list[tuple[Any, Any]] = []
         self._sampled: Any = None
-        _around(target, "sample", after=self._has_sampled)
+        for name in ("forward", "sample"):  # where steps are read, the host samples behind the forward pass
+            _around(target, name, after=self._has_sampled)
         for name in ("forward", "follow"):
             if hasattr(drafter, name):
                 _around(drafter, name, before=self._begins)
@@ -112,6 +113,9 @@ def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
         steps = loop.look(seconds=sizes.cell_s, steps=sizes.steps)
         gaps_s = marks.seconds()
         loop.stop()
+        if not gaps_s:
+            desk.say(f"no gap in {len(steps.host_s)} steps, which are too few")
+            continue
         desk.append(
             "cells",
             {
