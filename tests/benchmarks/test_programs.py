@@ -52,6 +52,14 @@ def test_a_program_gets_its_arguments_and_its_status_is_returned(tmp_path: Path)
     assert helped.stdout.startswith("usage: python -m benchmarks budget")
 
 
+def test_a_program_that_is_run_as_a_module_says_how_it_is_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.speed.default_flags"], cwd=FOLDER.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("python -m benchmarks speed.default_flags")
+
+
 def test_a_name_that_is_none_is_refused_with_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["speed.default_flag"]) == 2
     assert "perhaps speed.default_flags" in capsys.readouterr().err
