@@ -22,7 +22,7 @@ from faser.distill.arithmetic import linear_loss, rotate
 from faser.distill.batch import TrainingBatch
 from faser.distill.trainable import Keys, Learned, Trainable, attend
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from faser.engine.execution.models.tensors import Shape
 
 _STATE_SCALE = "state_scale"  # [K], logarithms: of the states of each layer, which fc multiplies; not in files
@@ -152,7 +152,7 @@ def drafter_shapes(spec: BlockSpec) -> dict[str, Shape]:
 def initial_block(
     spec: BlockSpec, *, head_rows: Tensor, final_norm: Tensor, mask: Tensor, states: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """Return every weight, float32 with gradients, under the names of head_tensors.py, and scales of the states.
+    """Return every weight, float32 with gradients, under the names of heads/tensors.py, and scales of the states.
 
     head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. mask: [H], a mean of embeddings.
     states: [T, K * H], some of the target's. At first a context row is about the last state that the drafter
@@ -182,7 +182,7 @@ def initial_block(
 
 
 def stored_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names of head_tensors.py: fc multiplies states as they are."""
+    """Return the weights under the names of heads/tensors.py: fc multiplies states as they are."""
     found = {name: weight.detach() for name, weight in weights.items()}
     scales = found.pop(_STATE_SCALE).exp()
     fc = found[tensors.FC]

@@ -23,7 +23,7 @@ from faser.distill.batch import TrainingBatch
 from faser.distill.dataset import Dataset
 from faser.distill.trainable import Keys, Learned, Trainable, attend
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 
 STEP_DECAY = 0.8
 _LAYER = tensors.layer_prefix(0)
@@ -32,7 +32,7 @@ _SMALLER = 0.25  # what a layer adds to the stream at first, against other produ
 
 
 class TrainableHead(Trainable):
-    """weights: under the names of head_tensors.py; see Trainable."""
+    """weights: under the names of heads/tensors.py; see Trainable."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class TrainableHead(Trainable):
 
 
 def initial_weights(spec: HeadSpec, *, head_rows: Tensor, final_norm: Tensor, seed: int) -> dict[str, Tensor]:
-    """Every weight but the embedding, float32 with gradients, under the names of head_tensors.py.
+    """Every weight but the embedding, float32 with gradients, under the names of heads/tensors.py.
 
     head_rows: [Vd, H], of the target's head. final_norm: [H], the target's. At first features are the last state
     that the head reads, and its logits those that the target's own head gives it.

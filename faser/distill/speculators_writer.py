@@ -23,7 +23,7 @@ from faser.engine.checkpoints.families.architecture import (
     YarnScaling,
 )
 from faser.engine.checkpoints.heads import EAGLE3, FeatureNorm, HeadSpec
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from faser.engine.execution.models.tensors import Shape
 from faser.files import replacing, write_atomically
 from faser.kernels.interface.low_bit.rows import INT8, quantise
@@ -44,9 +44,9 @@ def write_speculators(
 ) -> None:
     """Write an EAGLE-3 head: config.json and model.safetensors.
 
-    weights: with the names and shapes of head_tensors.py; without embed_tokens and lm_head the target's are meant.
-    draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of what is
-    stored as floats. int8: round the matrices whose rows are whole groups of 32.
+    weights: with the names and shapes of heads/tensors.py; without embed_tokens and lm_head the target's are
+    meant. draft_ids: [Vd], ascending, the target's token of each row of the logits; None: all of them. dtype: of
+    what is stored as floats. int8: round the matrices whose rows are whole groups of 32.
     """
     shapes = tensors.eagle3_shapes(spec)
     lent = {tensors.EMBEDDING, tensors.HEAD}
@@ -247,7 +247,7 @@ def _rounded(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def _vocabulary(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """d2t, as offsets, and t2d (see head_tensors.py)."""
+    """d2t, as offsets, and t2d (see heads/tensors.py)."""
     assert bool((draft_ids.diff() > 0).all()), "t2d has the tokens in ascending order"
     marked = torch.zeros(vocab_size, dtype=torch.bool)
     marked[draft_ids] = True

@@ -16,7 +16,7 @@ from torch import Tensor
 from faser.distill.arithmetic import rms_norm
 from faser.distill.batch import TrainingBatch
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from faser.engine.execution.models.rope import rotary_angles
 
 

@@ -28,7 +28,7 @@ from faser.distill.arithmetic import Muon
 from faser.distill.batch import SampleStore, batches_of_epoch, make_batch
 from faser.distill.dataset import unwritable
 from faser.distill.trainable import Trainable
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from faser.errors import ConfigError
 from faser.files import parse_json, replacing
 

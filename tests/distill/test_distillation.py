@@ -18,9 +18,9 @@ from faser.distill.target import FrozenTarget, Passage
 from faser.distill.trainer import TrainingProgress, TrainingSettings
 from faser.engine.checkpoints.blocks import read_block_spec
 from faser.engine.checkpoints.families.architecture import DenseSpec
-from faser.engine.execution.drafting.block_loop import BlockRunner
-from faser.engine.execution.drafting.block_weights import load_block
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.blocks.loop import BlockRunner
+from faser.engine.execution.drafting.blocks.weights import load_block
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.errors import ConfigError
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout

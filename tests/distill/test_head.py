@@ -7,7 +7,7 @@ from torch import Tensor
 
 from faser.distill.batch import TrainingSample, make_batch
 from faser.distill.head import TrainableHead
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from tests.distill.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
 from tests.engine.execution.drafting.head_references import Eagle3, Shape
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from faser.engine.build import Built
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
-from faser.engine.execution.drafting.head import HeadDrafter
+from faser.engine.execution.drafting.heads.head import HeadDrafter
 from faser.types.request import Request
 from faser.types.statistics import SpeculationStats
 from tests.engine.checkpoints.mtp_models import write_mtp_model

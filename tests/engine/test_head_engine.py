@@ -22,7 +22,7 @@ from faser.distill.speculators_writer import write_speculators
 from faser.engine.build import Built, build
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.drafting import head_tensors as tensors
+from faser.engine.execution.drafting.heads import tensors
 from faser.errors import ModelError
 from faser.types.request import Request, SpeculationParams
 from faser.types.sampling import SamplingParams

@@ -27,7 +27,7 @@ from faser.engine.build import Built, build
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
-from faser.engine.execution.drafting.head import HeadDrafter
+from faser.engine.execution.drafting.heads.head import HeadDrafter
 from faser.errors import ConfigError, ModelError
 from faser.types.request import Request
 from tests.checkpoints import write_tokenizer

@@ -19,7 +19,7 @@ from benchmarks.gpu.steps import ClosedLoop, clock_of, greedy, made_up_prompts, 
 from faser.distill.speculators_writer import write_speculators
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.execution.drafting.head_tensors import eagle3_shapes
+from faser.engine.execution.drafting.heads.tensors import eagle3_shapes
 
 _ACCEPTANCE, _DRAFT_VOCAB, _SEED = 0.8, 32_000, 5
 _LENGTHS = (1, 4)  # drafted tokens; what a pass takes is a third of the difference

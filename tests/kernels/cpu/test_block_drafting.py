@@ -16,8 +16,8 @@ import torch
 
 from faser.engine.checkpoints.blocks import read_block_spec
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StepRows
-from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
-from faser.engine.execution.drafting.block_weights import load_block
+from faser.engine.execution.drafting.blocks.loop import BlockLoop, BlockRunner
+from faser.engine.execution.drafting.blocks.weights import load_block
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
 from faser.engine.execution.drafting.samplers import GreedyDraftSampler, SampleAndMatchDraftSampler

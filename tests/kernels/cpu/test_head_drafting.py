@@ -21,11 +21,11 @@ import torch
 
 from faser.engine.checkpoints.heads import FeatureNorm, read_mtp_spec
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StepRows, StopRule
-from faser.engine.execution.drafting.head import Head, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.heads.head import Head, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.heads.mtp import load_mtp
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput
-from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.samplers import (
     DraftVocabularySampler,
     GreedyDraftSampler,

@@ -13,16 +13,16 @@ from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafting.ahead import AheadLoop
-from faser.engine.execution.drafting.assistant import AssistantDrafter, AssistantHead
-from faser.engine.execution.drafting.block import BlockModel
-from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
+from faser.engine.execution.drafting.blocks.loop import BlockLoop, BlockRunner
+from faser.engine.execution.drafting.blocks.model import BlockModel
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
 from faser.engine.execution.drafting.grammar import GrammarDrafter
-from faser.engine.execution.drafting.head import Head, HeadDrafter, HeadLoop, HeadRunner
-from faser.engine.execution.drafting.head_decoder import HeadModelLoop, HeadModelPasses, StateReader
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.heads.assistant import AssistantDrafter, AssistantHead
+from faser.engine.execution.drafting.heads.decoder import HeadModelLoop, HeadModelPasses, StateReader
+from faser.engine.execution.drafting.heads.head import Head, HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,

@@ -1,4 +1,4 @@
-"""The model of a runner: a decoder, or a head that drafts as a decoder does (drafting/head_decoder.py)."""
+"""The model of a runner: a decoder, or a head that drafts as a decoder does (drafting/heads/decoder.py)."""
 
 from typing import Protocol
 

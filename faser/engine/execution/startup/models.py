@@ -19,16 +19,16 @@ from faser.config.speculation import DRAFT_VOCAB_SIZE, DRAFT_VOCAB_SIZES, MTP
 from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.checkpoints.files import gguf_file
-from faser.engine.execution.drafting.assistant import AssistantHead, load_assistant
-from faser.engine.execution.drafting.block import BlockModel
-from faser.engine.execution.drafting.block_graphs import BlockGraphs, num_walks
-from faser.engine.execution.drafting.block_loop import BlockRunner
-from faser.engine.execution.drafting.block_weights import load_block
-from faser.engine.execution.drafting.head import Head, HeadRunner
-from faser.engine.execution.drafting.head_decoder import HeadDecoder, StateReader
+from faser.engine.execution.drafting.blocks.graphs import BlockGraphs, num_walks
+from faser.engine.execution.drafting.blocks.loop import BlockRunner
+from faser.engine.execution.drafting.blocks.model import BlockModel
+from faser.engine.execution.drafting.blocks.weights import load_block
 from faser.engine.execution.drafting.head_memory import HiddenStates, ring_rows
-from faser.engine.execution.drafting.head_weights import load_head
-from faser.engine.execution.drafting.mtp import load_mtp
+from faser.engine.execution.drafting.heads.assistant import AssistantHead, load_assistant
+from faser.engine.execution.drafting.heads.decoder import HeadDecoder, StateReader
+from faser.engine.execution.drafting.heads.head import Head, HeadRunner
+from faser.engine.execution.drafting.heads.mtp import load_mtp
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.drafting.registry import HeadParts
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import attention_shape

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts
-from faser.engine.execution.drafting.block_loop import BlockRunner
-from faser.engine.execution.drafting.head import HeadRunner
+from faser.engine.execution.drafting.blocks.loop import BlockRunner
+from faser.engine.execution.drafting.heads.head import HeadRunner
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner

@@ -18,9 +18,9 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
 )
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.drafting.head import Head
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.heads import tensors
+from faser.engine.execution.drafting.heads.head import Head
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.interface.backend import Backend
@@ -75,7 +75,7 @@ def draft_vocabulary(size: int = DRAFT_VOCAB, *, seed: int = 5) -> Tensor:
 
 
 def seeded_weights(spec: HeadSpec, *, seed: int = 11) -> dict[str, Tensor]:
-    """Every tensor of a head, under the names of head_tensors.py."""
+    """Every tensor of a head, under the names of heads/tensors.py."""
     return random_weights(tensors.eagle3_shapes(spec), seed=seed)
 
 

@@ -1,6 +1,6 @@
 """Views of the target's blocks, and the states that a head keeps at the end of each.
 
-tests/engine/execution/drafting/test_head_drafter.py and test_block.py check what heads draft from them.
+tests/engine/execution/drafting/heads/test_head_drafter.py and test_block.py check what heads draft from them.
 """
 
 import pytest

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.execution.drafting.block_loop import BlockRunner
+from faser.engine.execution.drafting.blocks.loop import BlockRunner
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.startup.files import draft_model_files, find_models, target_files

@@ -1,6 +1,6 @@
 """Loads a block drafter from its directory, for a loaded target.
 
-Tensors have the names of head_tensors.py. The embedding and the head are the target's own where the checkpoint
+Tensors have the names of heads/tensors.py. The embedding and the head are the target's own where the checkpoint
 lacks or repeats them. A head over the whole of a large vocabulary would be most of what a pass reads: some of its
 rows, a copy for drafts alone, take its place.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from faser.config.speculation import DFLASH
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.drafting.block import BlockModel, BlockWeights, MarkovWeights
-from faser.engine.execution.drafting.dflash2 import Convolution, LayerConvolutions
-from faser.engine.execution.drafting.head_weights import RowsSource, check_quantization, head_packer, open_head
+from faser.engine.execution.drafting.blocks.dflash2 import Convolution, LayerConvolutions
+from faser.engine.execution.drafting.blocks.model import BlockModel, BlockWeights, MarkovWeights
+from faser.engine.execution.drafting.heads import tensors
+from faser.engine.execution.drafting.heads.weights import RowsSource, check_quantization, head_packer, open_head
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import ByteProgress, Packer, WeightSource

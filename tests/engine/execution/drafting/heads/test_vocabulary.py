@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafting.draft_vocabulary import CHOOSE_EVERY, DraftVocabulary
+from faser.engine.execution.drafting.heads.vocabulary import CHOOSE_EVERY, DraftVocabulary
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
     DraftSampler,

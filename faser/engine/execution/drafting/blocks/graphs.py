@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.drafts import Ints
-from faser.engine.execution.drafting.block import BlockModel, BlockRows, Candidates, SeenRows, rows_alone
+from faser.engine.execution.drafting.blocks.model import BlockModel, BlockRows, Candidates, SeenRows, rows_alone
 from faser.engine.execution.drafting.head_memory import UNKNOWN
 from faser.engine.execution.runner.graph_sizes import next_size
 from faser.engine.execution.runner.graphs import ALL_FLAGS

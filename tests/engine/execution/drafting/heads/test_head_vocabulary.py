@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.execution.drafting.head_tensors import draft_token_ids
+from faser.engine.execution.drafting.heads.tensors import draft_token_ids
 from faser.errors import ModelError
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.drafting.seeded_heads import draft_vocabulary, head_spec

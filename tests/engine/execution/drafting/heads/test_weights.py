@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.errors import ConfigError, ModelError
 from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.drafting.seeded_heads import (

@@ -29,9 +29,9 @@ from faser.engine.checkpoints.heads import HeadSpec
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.cold_state import differs_from_cold
-from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
+from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
     DraftInput,

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows, StepRows, StopRule
 from faser.engine.execution.drafting.cold_state import Rebuilds
-from faser.engine.execution.drafting.head import HeadDrafter, HeadLoop, HeadRunner
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.heads.head import HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
     DraftSampler,

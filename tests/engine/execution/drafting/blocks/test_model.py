@@ -27,11 +27,11 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import block_method, read_block_spec
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceRows, SequenceStart, StepRows
-from faser.engine.execution.drafting.block_graphs import BlockGraphs
-from faser.engine.execution.drafting.block_loop import BlockLoop, BlockRunner
-from faser.engine.execution.drafting.block_weights import load_block
-from faser.engine.execution.drafting.head import HeadDrafter
+from faser.engine.execution.drafting.blocks.graphs import BlockGraphs
+from faser.engine.execution.drafting.blocks.loop import BlockLoop, BlockRunner
+from faser.engine.execution.drafting.blocks.weights import load_block
 from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.heads.head import HeadDrafter
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
     GreedyDraftSampler,

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.drafts import Ints
-from faser.engine.execution.drafting.dflash2 import LayerConvolutions
+from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables

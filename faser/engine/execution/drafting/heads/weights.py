@@ -1,7 +1,7 @@
 """Loads a head from its directory, for a loaded target: configuration, vocabulary, weights, buffers.
 
-Tensors have the names of head_tensors.py here, whatever the checkpoint calls them. Those that the checkpoint lacks
-or repeats are the target's own.
+Tensors have the names of heads/tensors.py here, whatever the checkpoint calls them. Those that the checkpoint
+lacks or repeats are the target's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from faser.engine.checkpoints.files import TORCH_WEIGHTS
 from faser.engine.checkpoints.gguf_weights import GgufSource, open_gguf
 from faser.engine.checkpoints.heads import HeadSpec, read_head_spec
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
-from faser.engine.execution.drafting import head_tensors as tensors
-from faser.engine.execution.drafting.eagle3 import Eagle3Head, Eagle3Weights, HeadBuffers
+from faser.engine.execution.drafting.heads import tensors
+from faser.engine.execution.drafting.heads.eagle3 import Eagle3Head, Eagle3Weights, HeadBuffers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.sources import (
@@ -237,7 +237,7 @@ def rows_of_target(handle: PackedLinear, token_ids: Tensor, target: Decoder, bac
 
 
 class RenamedSource:
-    """A WeightSource over another, whose names are those of head_tensors.py."""
+    """A WeightSource over another, whose names are those of heads/tensors.py."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source

@@ -33,8 +33,8 @@ from faser.engine.checkpoints.assistant import AssistantSpec
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
-from faser.engine.execution.drafting.head import HeadRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.heads.head import HeadRunner
 from faser.engine.execution.drafting.loop import DraftInput, PassLoop, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.models.decoder import Buffers, Decoder

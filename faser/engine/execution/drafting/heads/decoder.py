@@ -23,8 +23,8 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
-from faser.engine.execution.drafting.head import Head
 from faser.engine.execution.drafting.head_memory import UNKNOWN, HiddenStates
+from faser.engine.execution.drafting.heads.head import Head
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, DraftLoop, ModelPasses, Piece
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_sizes import next_size

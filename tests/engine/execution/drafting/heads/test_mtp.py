@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from faser.engine.checkpoints.heads import read_mtp_spec
-from faser.engine.execution.drafting.mtp import load_mtp
+from faser.engine.execution.drafting.heads.mtp import load_mtp
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend

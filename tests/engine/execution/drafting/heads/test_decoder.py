@@ -24,17 +24,17 @@ from torch import Tensor
 from faser.engine.checkpoints.heads import read_mtp_spec
 from faser.engine.contract.plan import SequenceRows, StepRows
 from faser.engine.execution.drafting.fed_loop import FedPassLoop
-from faser.engine.execution.drafting.head import Head, HeadDrafter, HeadLoop, HeadRunner, StateLoop
-from faser.engine.execution.drafting.head_decoder import (
+from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
+from faser.engine.execution.drafting.heads.decoder import (
     HeadDecoder,
     HeadModelLoop,
     HeadModelPasses,
     StateReader,
 )
-from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
-from faser.engine.execution.drafting.head_weights import load_head
+from faser.engine.execution.drafting.heads.head import Head, HeadDrafter, HeadLoop, HeadRunner, StateLoop
+from faser.engine.execution.drafting.heads.mtp import load_mtp
+from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.drafting.loop import PassLoop
-from faser.engine.execution.drafting.mtp import load_mtp
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
     DraftVocabularySampler,
@@ -63,13 +63,13 @@ from tests.engine.execution.drafting.driving import (
     NUM_SLOTS,
     World,
 )
+from tests.engine.execution.drafting.heads.test_head_drafter import Drafting
 from tests.engine.execution.drafting.seeded_heads import (
     draft_vocabulary,
     head_layers,
     head_spec,
     write_seeded,
 )
-from tests.engine.execution.drafting.test_head_drafter import Drafting
 from tests.engine.execution.runner.test_graph_runner import write_heads_of_64
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

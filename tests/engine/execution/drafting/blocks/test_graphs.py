@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafting.block_graphs import BlockGraphs
-from faser.engine.execution.drafting.block_loop import BlockRunner
+from faser.engine.execution.drafting.blocks.graphs import BlockGraphs
+from faser.engine.execution.drafting.blocks.loop import BlockRunner
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.samplers import GreedyDraftSampler, SampleAndMatchDraftSampler
 from faser.engine.execution.models.decoder import Decoder
@@ -29,8 +29,7 @@ from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.types.sampling import SamplingParams
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
-from tests.engine.execution.drafting.seeded_blocks import BlockShape
-from tests.engine.execution.drafting.test_block import (
+from tests.engine.execution.drafting.blocks.test_model import (
     BARE,
     MAX_PLACES,
     NUM_SLOTS,
@@ -40,6 +39,7 @@ from tests.engine.execution.drafting.test_block import (
     Driven,
     prompt,
 )
+from tests.engine.execution.drafting.seeded_blocks import BlockShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
-from faser.engine.execution.drafting.draft_vocabulary import DraftVocabulary
-from faser.engine.execution.drafting.eagle3 import HeadBuffers
-from faser.engine.execution.drafting.head_weights import rows_of_target
+from faser.engine.execution.drafting.heads.eagle3 import HeadBuffers
+from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
+from faser.engine.execution.drafting.heads.weights import rows_of_target
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.loader import CheckpointForm, checkpoint_form

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
-from faser.engine.execution.drafting.block import BlockModel, block_rows
-from faser.engine.execution.drafting.block_graphs import BlockGraphs, BlockPass
+from faser.engine.execution.drafting.blocks.graphs import BlockGraphs, BlockPass
+from faser.engine.execution.drafting.blocks.model import BlockModel, block_rows
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
