@@ -50,7 +50,7 @@ PHASES = (
     Phase(
         name="checks",
         run=(f"{_HERE}.checks.checks", "run"),
-        share=0.12,
+        share=0.10,
         least_s=40.0,
         about="against the references",
     ),
@@ -130,7 +130,7 @@ PHASES = (
     Phase(
         name="family_checks",
         run=(f"{_HERE}.checks.checks", "run_families"),
-        share=0.10,
+        share=0.08,
         least_s=40.0,
         about="mixtures, sinks, windows and heads of 256 against the references",
     ),

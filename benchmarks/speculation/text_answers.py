@@ -255,7 +255,9 @@ class CountedEngine:
             "tokens": tokens,
         }
 
-    def _replay(self, rows: StepRows, batch: RowBatch) -> PendingResult[tuple[StepRows, RowBatch, StepTokens]]:
+    def _replay(
+        self, rows: StepRows, batch: RowBatch
+    ) -> PendingResult[tuple[StepRows, RowBatch, StepTokens, int]]:
         """Sample the tokens of the answers that were recorded."""
         counts, token_ids = [0] * len(rows), list[int]()
         for at, each in enumerate(rows):
@@ -268,7 +270,7 @@ class CountedEngine:
                 token_ids += said
                 counts[at] = len(said)
         tokens = StepTokens(counts=counts, token_ids=token_ids)
-        return PendingResult(lambda: (rows, batch, tokens))
+        return PendingResult(lambda: (rows, batch, tokens, 0))
 
     def _count(self, rows: StepRows, counts: Sequence[int]) -> None:
         """Sequences that read their prompts do not count."""

@@ -31,6 +31,7 @@ WITHOUT_A_PANEL = {
     "vllm:prompt_tokens_cached_total",  # prompt_tokens_by_source
     "faser_spec_paying",  # spec_paid_ratio above 1
     "faser_predicted_latency_seconds",  # its parts have panels: first token, and time per output token
+    "faser_model_layers_in_single_operations",  # a property of the model and the machine, also in the log
     "faser_traffic_answers_total",  # of --record-traffic, which is off by default
 }
 

@@ -76,7 +76,7 @@ class GgufSource:
             num_layers = file.size(f"{name}.block_count") - file.get(f"{name}.nextn_predict_layers", int, 0)
         self._stored: dict[str, _Place] = {}
         for stored in file.tensor_names():
-            if stored in _OF_ROPE or stored.split(".")[-2] in architecture.not_read:
+            if stored in _OF_ROPE or stored.rpartition(".")[0].rpartition(".")[2] in architecture.not_read:
                 continue
             hub = architecture.outer.get(stored)
             hub = hub or _hf_name(stored, architecture.tensors, num_layers, file.path)

@@ -24,7 +24,7 @@ def test_every_family_names_its_formats_of_calls_and_every_format_has_a_family()
     named = {name for family in FAMILIES for name in family.tool_parsers}
     assert named == {*TOOL_PARSERS} - {"pythonic"}  # of Llama 4, which does not load, and of tuned Llamas
     without = {family.name for family in FAMILIES if not family.tool_parsers}
-    assert without == {"Gemma 2", "Gemma 3", "Mixtral", "OLMoE"}
+    assert without == {"Gemma 2", "Gemma 3", "Mixtral", "Muse Glimmer", "OLMoE"}
 
 
 @pytest.mark.parametrize(

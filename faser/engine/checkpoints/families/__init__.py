@@ -6,7 +6,7 @@ architectures of GGUF files follow. Start with family.py and architecture.py.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families import (
     drafters,
@@ -29,8 +29,10 @@ from faser.engine.checkpoints.families import (
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.family import Family, GgufArchitecture
 from faser.engine.checkpoints.families.wrappers import named_text_half, text_half
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _MODULES = (
     llama,
@@ -99,7 +101,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     return known[0]
 
 
-def gguf_architecture(file: GgufFile) -> GgufArchitecture:
+def gguf_architecture(file: "GgufFile") -> GgufArchitecture:
     """Raises ModelError that names an architecture that is not supported."""
     name = file.require("general.architecture", str)
     if found := GGUF_ARCHITECTURES.get(name) or drafters.DRAFTERS.get(name):

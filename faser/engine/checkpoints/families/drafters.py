@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from faser.engine.checkpoints.families.family import CONFIDENCE, DRAFT_IDS, LAYER, Config, GgufArchitecture
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 # Of the layer that drafts, besides those of a layer with attention.
 MTP_TENSORS = {
@@ -37,7 +40,7 @@ _DRAFTER_LAYER = (
 )
 
 
-def _dflash_fields(file: GgufFile, config: Config) -> Config:
+def _dflash_fields(file: "GgufFile", config: Config) -> Config:
     """DFlash; with a selector DFlash 2, with a Markov head DSpark.
 
     target_layers counts the inputs of layers, from 0. Where the file does not say it, DSpark predicts from the
@@ -78,7 +81,7 @@ def _dflash_fields(file: GgufFile, config: Config) -> Config:
     return found
 
 
-def _columns(file: GgufFile, name: str) -> int:
+def _columns(file: "GgufFile", name: str) -> int:
     """Return how many values a row of a tensor has."""
     return (file.shape(name) or (1,))[-1]
 

@@ -8,14 +8,16 @@ the rotary embedding.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 Config = dict[str, Any]
 ToSpec = Callable[[Mapping[str, Any]], DecoderSpec]
-OwnFields = Callable[[GgufFile, Config], Config]
+OwnFields = Callable[["GgufFile", Config], Config]
 
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -68,7 +70,7 @@ class Family:
     note: str = ""
 
 
-def _no_fields(_file: GgufFile, _config: Config) -> Config:
+def _no_fields(_file: "GgufFile", _config: Config) -> Config:
     return {}
 
 

@@ -6,7 +6,7 @@ five have a window, and a rotary embedding of their own.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -17,7 +17,9 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _HEAD_DIM = 256
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
@@ -111,7 +113,7 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _GEMMA3_PERIOD = 6
 
 
-def _gemma2_fields(file: GgufFile, config: Config) -> Config:
+def _gemma2_fields(file: "GgufFile", config: Config) -> Config:
     return _gemma_fields("gemma2", config) | {
         "sliding_window": file.size("gemma2.attention.sliding_window"),
         "attn_logit_softcapping": file.number("gemma2.attn_logit_softcapping", 50.0),
@@ -119,7 +121,7 @@ def _gemma2_fields(file: GgufFile, config: Config) -> Config:
     }
 
 
-def _gemma3_fields(file: GgufFile, config: Config) -> Config:
+def _gemma3_fields(file: "GgufFile", config: Config) -> Config:
     """Without a window, every layer attends everywhere and rotates as the global ones do."""
     window = file.get("gemma3.attention.sliding_window", int) or None
     pattern = file.get("gemma3.attention.sliding_window_pattern", int, _GEMMA3_PERIOD)

@@ -7,7 +7,7 @@ read the keys and values of its target.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families import gemma
 from faser.engine.checkpoints.families.architecture import (
@@ -22,8 +22,10 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import EXPERT, GATE_UP, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _LOCAL = "sliding_attention"
 _GLOBAL = "full_attention"
@@ -259,7 +261,7 @@ _GEMMA4 = gemma.TENSORS | {
 }
 
 
-def _gemma4_fields(file: GgufFile, config: Config) -> Config:
+def _gemma4_fields(file: "GgufFile", config: Config) -> Config:
     """A layer that stores keys without values takes them for values."""
     num_layers, shared = config["num_hidden_layers"], file.get("gemma4.attention.shared_kv_layers", int, 0)
     own = range(num_layers - shared)

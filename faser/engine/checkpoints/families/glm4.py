@@ -1,13 +1,15 @@
 """GLM-4: four norms a layer, gate and up in one tensor, half of a head rotates, in adjacent pairs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, TensorNames
 from faser.engine.checkpoints.families.family import LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULTS = {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}
 _NAMES = TensorNames(
@@ -37,7 +39,7 @@ _GLM4 = {name: hub for name, hub in LAYER.items() if name not in ("ffn_gate", "a
 }
 
 
-def _glm4_fields(file: GgufFile, _config: Config) -> Config:
+def _glm4_fields(file: "GgufFile", _config: Config) -> Config:
     """The converter orders rows of q and k otherwise for the text half of GLM-4.1V, which rotates in sections."""
     if file.has("glm4.rope.dimension_sections"):
         raise ModelError(f"{file.path} has glm4.rope.dimension_sections; the text half of GLM-4V is not supported")

@@ -4,7 +4,7 @@ Of two layers the first has a window.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
     Activation,
@@ -16,7 +16,9 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import EXPERT, LAYER, SINKS, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULTS: Mapping[str, Any] = {
     "head_dim": 64,
@@ -73,7 +75,7 @@ _GPT_OSS = {name: hub for name, hub in LAYER.items() if not name.startswith("ffn
 _CALL = "<|call|>"
 
 
-def _gpt_oss_fields(file: GgufFile, config: Config) -> Config:
+def _gpt_oss_fields(file: "GgufFile", config: Config) -> Config:
     """Files leave out that the ends of YaRN's ramp are not rounded, and that calls end generation too."""
     scaling, ends = config["rope_scaling"] or {}, config["eos_token_id"]
     if scaling.get("rope_type") == "yarn":

@@ -6,7 +6,7 @@ nothing multiplies what a layer adds: norms give the same with eps / r².
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families import llama
 from faser.engine.checkpoints.families.architecture import (
@@ -21,8 +21,10 @@ from faser.engine.checkpoints.families.architecture import (
 from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 from faser.engine.checkpoints.families.mixtures import local_experts
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _NAMES = TensorNames()
 _MOE_NAMES = TensorNames(
@@ -87,7 +89,7 @@ def _decoder(
 _GRANITE_MOE = llama.TENSORS | {"ffn_gate_inp": "block_sparse_moe.router.layer"}
 
 
-def _granite_fields(file: GgufFile, config: Config, name: str = "granite") -> Config:
+def _granite_fields(file: "GgufFile", config: Config, name: str = "granite") -> Config:
     """attention.scale: of the scores; none, or 0: 1 / √head_dim."""
     if not file.get(f"{name}.rope.scaling.finetuned", bool, True):
         raise ModelError(
@@ -101,7 +103,7 @@ def _granite_fields(file: GgufFile, config: Config, name: str = "granite") -> Co
     }
 
 
-def _granite_moe_fields(file: GgufFile, config: Config) -> Config:
+def _granite_moe_fields(file: "GgufFile", config: Config) -> Config:
     return _granite_fields(file, config, "granitemoe") | {
         "num_local_experts": file.size("granitemoe.expert_count"),
         "num_experts_per_tok": file.size("granitemoe.expert_used_count"),

@@ -5,7 +5,7 @@ are the σ alone.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -18,8 +18,10 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import EXPERT, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _CONVOLUTION, _FULL = "conv", "full_attention"
 _DEFAULTS: dict[str, Any] = {
@@ -143,7 +145,7 @@ _LFM2 = {
 _LFM2_OUTER = dict.fromkeys(("token_embd_norm.weight", "output_norm.weight"), "model.embedding_norm.weight")
 
 
-def _lfm2_fields(file: GgufFile, config: Config, name: str = "lfm2") -> Config:
+def _lfm2_fields(file: "GgufFile", config: Config, name: str = "lfm2") -> Config:
     """A layer without key-value heads has a short convolution."""
     kv_heads = file.require_list(f"{name}.attention.head_count_kv", int)
     if len(kv_heads) != config["num_hidden_layers"]:
@@ -160,7 +162,7 @@ def _lfm2_fields(file: GgufFile, config: Config, name: str = "lfm2") -> Config:
     }
 
 
-def _lfm2_moe_fields(file: GgufFile, config: Config) -> Config:
+def _lfm2_moe_fields(file: "GgufFile", config: Config) -> Config:
     """llama.cpp always renormalises the weights of these experts."""
     name = "lfm2moe"
     num_dense = file.get(f"{name}.leading_dense_block_count", int, 0)

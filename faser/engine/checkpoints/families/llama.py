@@ -1,12 +1,14 @@
 """Llama 2 and 3, and models of the same architecture (SmolLM, SmolLM2, TinyLlama)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
 from faser.engine.checkpoints.families.family import EXPERT, LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -28,7 +30,7 @@ TENSORS = LAYER | {  # a mixture is a Mixtral
 }
 
 
-def _llama_fields(file: GgufFile, _config: Config) -> Config:
+def _llama_fields(file: "GgufFile", _config: Config) -> Config:
     """A llama file with a window was converted from a Mistral checkpoint, one with experts from a Mixtral."""
     if experts := file.get("llama.expert_count", int, 0):
         return {

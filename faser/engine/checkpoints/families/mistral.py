@@ -5,13 +5,15 @@ Ministral 3 also multiplies its rotated queries by a number that grows with the 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, QueryGrowth, RopeSpec
 from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULT_WINDOW = 4096
 _MINISTRAL3 = {
@@ -52,7 +54,7 @@ def _decoder(fields: Fields, rope: RopeSpec, window: int | None) -> DecoderSpec:
     return decoder(fields, windowed(layer, fields.windows((window,) * fields.num_layers())))
 
 
-def _mistral3_fields(file: GgufFile, config: Config) -> Config:
+def _mistral3_fields(file: "GgufFile", config: Config) -> Config:
     """Ministral 3 if queries grow with the position, else Mistral Small 3.x."""
     beta = file.number("mistral3.attention.temperature_scale", 0.0)
     plain = {"sliding_window": file.get("mistral3.attention.sliding_window", int) or None}

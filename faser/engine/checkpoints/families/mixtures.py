@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families import qwen3
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec, LayerSpec, TensorNames
 from faser.engine.checkpoints.families.family import EXPERT, LAYER, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _COUNTS = ("num_experts", "num_local_experts")
 
@@ -82,7 +84,7 @@ QWEN3_MOE = LAYER | {
 }
 
 
-def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
+def _qwen3_moe_fields(file: "GgufFile", _config: Config) -> Config:
     """llama.cpp always renormalises the weights of these experts. Layers without experts are dense."""
     layers = range(file.size("qwen3moe.block_count"))
     return {
@@ -94,7 +96,7 @@ def _qwen3_moe_fields(file: GgufFile, _config: Config) -> Config:
     }
 
 
-def _olmoe_fields(file: GgufFile, _config: Config) -> Config:
+def _olmoe_fields(file: "GgufFile", _config: Config) -> Config:
     """llama.cpp never renormalises the weights of these experts."""
     return {
         "num_experts": file.size("olmoe.expert_count"),

@@ -6,13 +6,15 @@ epsilon of their own, and embeddings are normalised without weights. Logits are 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families import gemma
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, TensorNames
 from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
 _DEFAULTS: dict[str, Any] = {
@@ -43,7 +45,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     num_layers, bias = fields.num_layers(), fields.flag("attention_bias", False)
     every_fourth = [_NEAR if (num_layers - 1 - layer) % 4 else _FAR for layer in range(num_layers)]
     thetas = fields.optional_list("layer_rope_theta", num_layers) or [each == _NEAR for each in every_fourth]
-    rope, window = rope_spec(fields, default_theta=500_000.0), fields.positive_int("sliding_window")
+    rope, window = rope_spec(fields, default_theta=10_000.0), fields.positive_int("sliding_window")
     scale = fields.positive_float("qk_scale_factor", 3.87) * fields.head_dim() ** -0.5
     layers = [
         LayerSpec(
@@ -78,7 +80,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 _TENSORS = gemma.TENSORS | {"attn_gate": "self_attn.gate_proj"}
 
 
-def _fields(file: GgufFile, config: Config) -> Config:
+def _fields(file: "GgufFile", config: Config) -> Config:
     """The weights of the query norm are qk_scale_factor, which no key has; the epsilon behind parts is a
     constant."""
     name = "muse-glimmer"

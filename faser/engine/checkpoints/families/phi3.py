@@ -1,12 +1,14 @@
 """Phi-3, Phi-4, Phi-4-mini: fused products, heads that rotate in part, longrope."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec, TensorNames
 from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec, windowed
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _OLD_NAMES = ("su", "yarn")  # of longrope
 
@@ -39,7 +41,7 @@ _PHI3 = {
 }
 
 
-def _phi3_fields(file: GgufFile, _config: Config) -> Config:
+def _phi3_fields(file: "GgufFile", _config: Config) -> Config:
     """A window of 0, or none, is no window: so the converter marks Phi-4."""
     return {"sliding_window": file.get("phi3.attention.sliding_window", int) or None}
 

@@ -7,7 +7,7 @@ which heads.py describes, and may have a vision half, which is not read.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -30,8 +30,10 @@ from faser.engine.checkpoints.families.family import (
 )
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
 from faser.engine.checkpoints.families.mixtures import QWEN3_MOE, has_experts
-from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _LINEAR = "linear_attention"
 _FULL = "full_attention"
@@ -154,7 +156,7 @@ _QWEN35_MOE = (QWEN3_MOE | _QWEN35) | {
 _QWEN3_NEXT = _QWEN35_MOE | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
 
 
-def _qwen35_fields(file: GgufFile, config: Config, name: str = "qwen35") -> Config:
+def _qwen35_fields(file: "GgufFile", config: Config, name: str = "qwen35") -> Config:
     """Value heads are stored in tiles, one for each key head. Layers that draft count among the blocks."""
     num_v_heads = file.size(f"{name}.ssm.time_step_rank")
     layers = range(config["num_hidden_layers"] - file.get(f"{name}.nextn_predict_layers", int, 0))
@@ -171,7 +173,7 @@ def _qwen35_fields(file: GgufFile, config: Config, name: str = "qwen35") -> Conf
     }
 
 
-def _qwen35_moe_fields(file: GgufFile, config: Config, name: str = "qwen35moe") -> Config:
+def _qwen35_moe_fields(file: "GgufFile", config: Config, name: str = "qwen35moe") -> Config:
     """llama.cpp always renormalises the weights of these experts."""
     return _qwen35_fields(file, config, name) | {
         "num_experts": file.size(f"{name}.expert_count"),
@@ -182,7 +184,7 @@ def _qwen35_moe_fields(file: GgufFile, config: Config, name: str = "qwen35moe") 
     }
 
 
-def _qwen3_next_fields(file: GgufFile, config: Config) -> Config:
+def _qwen3_next_fields(file: "GgufFile", config: Config) -> Config:
     """Value heads are in the hub's order. Older files have queries, keys, values and z in one tensor as well."""
     found = _qwen35_moe_fields(file, config, "qwen3next")
     split = any(file.has_tensor(f"blk.{layer}.attn_gate.weight") for layer in range(found["num_hidden_layers"]))

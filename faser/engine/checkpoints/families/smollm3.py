@@ -1,12 +1,14 @@
 """SmolLM3: a Llama of which some layers have no rotary embedding; the same layers may have a sliding window."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, LayerSpec
 from faser.engine.checkpoints.families.family import Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, dense, rope_spec
-from faser.engine.checkpoints.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.file import GgufFile
 
 _DEFAULT_THETA = 2_000_000.0
 _DEFAULT_INTERVAL = 4
@@ -49,7 +51,7 @@ def _windows(fields: Fields, rotary: tuple[bool, ...]) -> tuple[int | None, ...]
 _SMOLLM3_ROPE_INTERVAL = 4
 
 
-def _smollm3_fields(_file: GgufFile, config: Config) -> Config:
+def _smollm3_fields(_file: "GgufFile", config: Config) -> Config:
     layers = range(1, config["num_hidden_layers"] + 1)
     return {"no_rope_layers": [int(layer % _SMOLLM3_ROPE_INTERVAL != 0) for layer in layers]}
 

@@ -5,8 +5,6 @@ sorted or taken for all in order, masses not put back, no room for more rows, ar
 or a key step of the generator left out.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -29,17 +27,6 @@ CUTS: list[Cut] = [(0.0, 5, 0.9), (0.02, 0, 0.7)]
 
 def accelerator() -> Accelerator:
     return CudaDevice(torch.device("cuda", 0)) if DEVICE == "cuda" else FakeAccelerator()
-
-
-@dataclass
-class Waited(FakeAccelerator):
-    """waits: how often somebody waited."""
-
-    waits: int = 0
-
-    def reach(self, number: int) -> None:
-        self.waits += 1
-        super().reach(number)
 
 
 def host_choice() -> SamplingKernels:
@@ -134,7 +121,7 @@ def test_rows_of_all_kinds_are_taken_in_one_go(cut: Cut) -> None:
     logits, shape, noise = case.logits, case.metadata, some_words(6, 5)
     shape.temperature[:] = (1.1, 0.0, 0.7, 0.0, 0.9)
     logits[3, 4], logits[4, 19] = torch.nan, torch.inf
-    device = Waited()
+    device = FakeAccelerator()
     choice = TritonSamplingKernels(device, block=16) if DEVICE == "cpu" else host_choice()
 
     taken = choice.take(logits.to(DEVICE, copy=True), shape, noise)
