@@ -83,7 +83,7 @@ def test_the_first_half_hour_gives_every_phase_the_time_that_it_needs(name: str,
 
 
 def test_three_runs_with_their_starts_fit_into_half_an_hour_and_each_into_a_call() -> None:
-    """The fourth is of another day. Planted: eight minutes for the third one too."""
+    """The fourth is of another day. Planted: nine minutes for the third one."""
     assert sum(RUNS[name].budget_s + START_S for name in ("a", "b", "c")) <= 30 * 60
     assert all(run.budget_s + START_S <= 600 for run in RUNS.values())
     assert {name: run.budget_s for name, run in RUNS.items()} == BUDGETS_S

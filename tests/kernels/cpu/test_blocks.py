@@ -3,7 +3,8 @@
 Bugs these tests have been seen to catch: the residual left out, gate and up in the wrong buffer, the next
 layer's norm for this one's, structures of a layer that is gone used for another at the same address, inputs
 that are not reordered, keys of every layer in the first one's blocks, queries that are not rotated, no norm
-of what attention adds.
+of what attention adds. Of Gemma 4: values not normalised, or by the norm of keys; keys and values of the layer
+before; a scale, or what tokens give, left out.
 """
 
 import gc

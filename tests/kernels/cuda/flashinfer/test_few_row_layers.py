@@ -2,7 +2,7 @@
 
 The kernel runs in Triton's interpreter, everything around them is emulated. Bugs these tests have been seen to
 catch: the cache of another layer, a counter that is not reset between replays, several rows of one sequence taken
-for one row of several.
+for one row of several, more rows than the kernel takes.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from faser.engine.execution.models.loader import load_decoder
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
+from faser.kernels.cuda.flashinfer.few_row_blocks import MOST_ROWS
 from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.interface.blocks import DecoderLayer
 from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
-from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.chosen import Chosen
@@ -105,6 +108,18 @@ def test_a_replayed_model_says_what_it_says_on_the_reference_backend(checkpoint:
             found[-1] = model.step(batch)
             assert library.calls.total() == before, batch
     assert float((torch.cat(found) - wanted).square().mean().sqrt()) <= bound
+
+
+def test_a_row_more_than_the_kernel_takes_has_separate_launches(checkpoint: Path) -> None:
+    backend, _, attention = backend_of(Chosen("one launch", "separate", computes="nothing"))
+    decoder = load_decoder(
+        checkpoint, backend, torch.float16, max_model_len=MAX_POSITIONS, max_rows=16, progress=lambda *_: None
+    )
+    tokens = prompt(MOST_ROWS + 1, VOCAB_SIZE)
+    PagedModel(decoder, backend, num_sequences=2).step([Rows(0, 0, tokens)])
+    assert not attention.rows
+    PagedModel(decoder, backend, num_sequences=2).step([Rows(0, 0, tokens[:MOST_ROWS])])
+    assert attention.rows == [MOST_ROWS] * 2, "of each layer"
 
 
 def test_what_the_kernel_does_not_compute_keeps_separate_launches() -> None:
