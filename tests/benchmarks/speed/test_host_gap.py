@@ -22,14 +22,13 @@ def test_a_plain_step_is_one_trunk_and_a_token_for_everybody() -> None:
     assert 1000 * STEP_S <= found["device_ms"] < 1000 * (STEP_S + SMALL_S)
 
 
-def test_drafts_behind_the_step_are_all_accepted_and_hide_most_of_what_the_host_does() -> None:
+def test_drafts_of_every_step_are_all_accepted_and_their_passes_add_up() -> None:
     found = measured(SERIAL, 4)
     assert found["tokens"] == 4 * (GAMMA + 1)
     drafted_s = GAMMA * PASS_S
     assert 1000 * (STEP_S + drafted_s) <= found["device_ms"] < 1000 * (STEP_S + drafted_s + SMALL_S)
     parts_ms = found["before_step_ms"], found["before_draft_ms"]
     assert min(parts_ms) > 0
-    assert found["gap_ms"] < sum(parts_ms), "the next drafts are launched before the step is read"
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
