@@ -71,6 +71,7 @@ def expected(bcx: Tensor, conv: Tensor) -> Tensor:
 def test_steps_of_any_size_compute_the_formula(sizes: tuple[int, ...], backend: Backend) -> None:
     layer, bcx = Layer(backend, torch.float32), random(NUM_TOKENS, SHAPE.columns, seed=1)
     layer.step(0, random(9, SHAPE.columns, seed=2))  # a sequence that had the slot before
+    layer.step(0, random(9, SHAPE.columns, seed=3), slot=0)  # a neighbour
     parts = torch.split(bcx, list(sizes))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     found = torch.cat([layer.step(start, part) for start, part in zip(starts, parts, strict=True)])
