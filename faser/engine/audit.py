@@ -113,7 +113,7 @@ class Auditor(Companion):
                     self._close(answer, is_comparable=_is_comparable(delta))
 
     def abort(self, request_id: str, index: int | None) -> None:
-        """The front-end drops an answer: it has found a stop string, or else nobody waits for it."""
+        """Close an answer that the front-end drops: at a stop string, or because its client has left."""
         for answer in list(self._open.get(request_id, {}).values()):
             if index in (None, answer.index):
                 self._close(answer, is_comparable=bool(answer.request.sampling.stop))

@@ -282,7 +282,7 @@ class TorchBackend:
         return lambda: count
 
     def row_slots(self, _plan: AttentionPlan) -> None:
-        """See Backend."""
+        """Return None: this backend pads no steps."""
 
     def experts(
         self,

@@ -10,9 +10,11 @@ def nvml() -> Any:
     """NVML's Python bindings, initialised; None where they or a driver are missing."""
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
-    except Exception:  # another class in each version, and nothing of a run depends on clocks
+    except pynvml.NVMLError:
         return None
     return pynvml
 

@@ -45,7 +45,7 @@ class PythonicParser:
 
 
 class Lfm2Parser(PythonicParser):
-    """The same list between marks of its own, anywhere in an answer."""
+    """Parser of LFM2's calls: a Python list of them behind a mark, anywhere in an answer."""
 
     marks: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
     openings: ClassVar[str] = ""

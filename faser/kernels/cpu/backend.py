@@ -325,7 +325,7 @@ class NativeBackend:
         return lambda: count
 
     def row_slots(self, _plan: AttentionPlan) -> None:
-        """See Backend."""
+        """Return None: this backend pads no steps."""
 
     def experts(
         self,

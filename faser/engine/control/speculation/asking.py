@@ -1,6 +1,6 @@
 """When the policy is asked about a step, and whether the guard lets the step draft.
 
-    steps without a draft    1  2  3  4  8  16  32  32 …    the policy pauses for so many steps after each
+    steps without a draft    1  2  3  4  8  16  32  32 …    steps until the policy is asked again
     a sequence drafts        0                              no pause
     the guard says no                                       the policy is not asked, and the step counts as paused
 

@@ -102,7 +102,7 @@ class DraftsAhead:
         self._active = self._progress.take(self._active, tokens.among(self._active), stop)
 
     def _launch(self, num_passes: int) -> None:
-        """Launch passes until there are so many."""
+        """Launch passes until num_passes have been launched in all."""
         while len(self._passes) < num_passes:
             self._passes.append(self._runner.follow_on())
             self._progress.count_fed(_ALL)

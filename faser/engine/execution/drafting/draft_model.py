@@ -201,7 +201,7 @@ class DraftKvCache:
         return DraftInput(slot=slot, start=start, token_ids=missing, max_tokens=max_tokens)
 
     def can_follow(self, slot: int, num_drafts: int) -> bool:
-        """Return whether all but the last two tokens will be there once a step has verified so many draft tokens.
+        """Return whether all but the last two tokens will be there once a step has verified its draft tokens.
 
         Those are the tokens that were fed last, if there are any.
         """

@@ -33,7 +33,7 @@ class GraphSizes:
     sequence. max_rows_each: steps of more than max_sequences rows have sizes of their own where all sequences have
     as many rows, from 2 to this number; 1: none has. uniform_rows: further sizes for these alone. tile_rows: for
     steps whose sequences have up to so many rows each there are sizes of their own, ascending; see GraphBatchSize.
-    max_single_rows: steps of up to so many rows have sizes for one row a sequence, if that is more than
+    max_single_rows: the most rows of a step that has a size for one row a sequence, if that is more than
     max_sequences.
     """
 

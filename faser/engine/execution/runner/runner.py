@@ -86,7 +86,7 @@ class Runner:
         return self._backend.experts_read
 
     def count_experts(self) -> Callable[[], int]:
-        """See Backend."""
+        """Begin to count the experts whose weights are read: see Backend.count_experts."""
         return self._backend.count_experts()
 
     def row_edges(self, most: int) -> tuple[int, ...]:

@@ -252,7 +252,7 @@ class BlockGraphs:
         return _Graph(graph=self._captured(run), plans=(own, alone))
 
     def _walk(self, count: int, depth: int, flags: TruncationFlags) -> None:
-        """Choose the tokens of so many drafts, from left to right. A draft that has ended goes on in vain."""
+        """Choose the tokens of `count` drafts, from left to right. A draft that has ended goes on in vain."""
         found, logits = self._candidates, self._logits[:count]
         requests = self._metadata.rows(depth * self._width)
         at = self._walk_inputs.device[:count]
