@@ -497,23 +497,22 @@ def test_one_tenants_flood_leaves_room_for_others(tiny_checkpoint: Path, tokeniz
 
 @pytest.mark.alone
 def test_retry_after_is_the_time_until_there_is_room(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
-    """Oracle: the queue itself, which is watched until as many samples have ended as were refused."""
+    """Oracle: the test's clock over the samples that have ended; what the machine does next has no part in it."""
 
     async def scenario() -> None:
         config = replace(CONFIG, max_num_seqs=1, max_num_queued_reqs=59)
         async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
-            long = replace(GREEDY, max_tokens=80)
+            long = replace(GREEDY, max_tokens=240)
+            began_s = time.monotonic()
             tasks = [asyncio.create_task(answer(engine, request("the", tokenizer, long))) for _ in range(60)]
             await until(lambda: sum(task.done() for task in tasks) >= 10, 60)
             num_done = sum(task.done() for task in tasks)
-            asked_s = time.monotonic()
             with pytest.raises(OverloadError) as refusal:
                 engine.submit(
                     request("the", tokenizer), num_following=num_done + 39
                 )  # 40 more than there is room for
-            await until(lambda: sum(task.done() for task in tasks) >= num_done + 40, 120)
-            took_s = time.monotonic() - asked_s
-            assert took_s / 4 <= refusal.value.retry_after_s <= 4 * took_s + 1
+            expected_s = 40 * (time.monotonic() - began_s) / num_done
+            assert expected_s / 2 <= refusal.value.retry_after_s <= expected_s + 1
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
