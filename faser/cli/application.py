@@ -38,6 +38,7 @@ from faser.files import kept_secret, make_private_folder, parse_json
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
+from faser.optional import given
 from faser.tracing import Tracer
 from faser.types.engine import ProgressCallback
 
@@ -286,7 +287,7 @@ def _model_defaults(path: Path) -> dict[str, float]:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path}: it must be a JSON object")
-    found = _by_param_name({key: value for key, value in content.items() if value is not None})
+    found = _by_param_name(given(content))
     known = {key: value for key, value in found.items() if key in GENERATION_KEYS}
     if problems := sampling_problems(known, str(path)):
         raise ModelError(f"{'; '.join(problems)}. Or start with --generation-config none.")

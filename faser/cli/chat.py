@@ -22,6 +22,7 @@ from faser.config.environment import cache_dir, flag_environment
 from faser.config.server import ServerConfig
 from faser.config.sources import CommandParser, UsageError, engine_config, engine_flags, engine_settings
 from faser.errors import ConfigError, EngineError, FaserError, RequestError
+from faser.optional import given
 from faser.types.answer import RequestOutput
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
@@ -231,8 +232,7 @@ class RemoteAnswerer:
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
         """Raises RequestError for a refused request, EngineError for an incomplete answer."""
-        body = {key: value for key, value in self._fields.items() if value is not None}
-        body["messages"] = list(messages)
+        body = {**given(self._fields), "messages": list(messages)}
         try:
             with self._client.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:

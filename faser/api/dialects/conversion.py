@@ -12,6 +12,7 @@ from faser.api.bodies.body import checked, shown
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS, EngineFields, FieldChecker, UnsupportedField
 from faser.errors import RequestError
+from faser.optional import given
 
 Json = dict[str, Any]
 
@@ -32,8 +33,7 @@ _MOST_NAMED = 16
 def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
     """The body of a chat. fields: converted; None is absent. body: of the dialect, whose EngineFields are kept."""
     kept = body.model_dump(include=set(EngineFields.model_fields), exclude_none=True, by_alias=True)
-    given = {name: value for name, value in fields.items() if value is not None}
-    return checked({**kept, **given}, ChatBody)
+    return checked({**kept, **given(fields)}, ChatBody)
 
 
 def fields_of_chats(body: type[BaseModel], instead: Mapping[str, str]) -> dict[str, UnsupportedField]:

@@ -20,6 +20,7 @@ from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_
 from faser.api.requests.service import ApiSettings, Service
 from faser.api.requests.speculation import check_trace, speculation_params
 from faser.errors import RequestError
+from faser.optional import first_given, present
 from faser.types.engine import ModelInfo
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
@@ -46,11 +47,10 @@ def tokenization_rules(
 ) -> TokenizationRules:
     """field: the body's field with the prompt. add_special_tokens: the route's default."""
     truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
-    given = body.add_special_tokens
     return TokenizationRules(
         limit=info.max_model_len,
         field=field,
-        add_special_tokens=add_special_tokens if given is None else given,
+        add_special_tokens=first_given(body.add_special_tokens, default=add_special_tokens),
         truncate=truncate,
         keeps_start=body.truncation_side == "right",
     )
@@ -210,12 +210,8 @@ def deadline_of(
 
     Raises RequestError for a timeout that is not a number of seconds above 0.
     """
-    given = [
-        each
-        for each in (server_timeout_s, _checked("timeout", body_timeout), _header(headers))
-        if each is not None
-    ]
-    return arrival_s + min(given) if given else None
+    timeouts = present((server_timeout_s, _checked("timeout", body_timeout), _header(headers)))
+    return arrival_s + min(timeouts) if timeouts else None
 
 
 def _header(headers: Headers) -> float | None:

@@ -30,6 +30,7 @@ from faser.api.dialects.messages_answers import MessageFraming
 from faser.api.dialects.messages_input import chat_messages
 from faser.api.requests.service import Service
 from faser.errors import RequestError
+from faser.optional import given
 
 _ASCII_NAME = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 
@@ -268,7 +269,7 @@ def _tool(tool: Json, path: str) -> Json:
         "name": read_string(tool, "name", path),
         "parameters": read_object(tool.get("input_schema"), f"{path}.input_schema"),
     }
-    function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+    function |= given({key: tool.get(key) for key in ("description", "strict")})
     return {"type": "function", "function": function}
 
 

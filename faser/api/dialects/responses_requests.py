@@ -16,6 +16,7 @@ from faser.api.dialects.conversion import (
 from faser.api.dialects.responses_input import chat_messages
 from faser.api.dialects.responses_tools import ResponseTools
 from faser.errors import RequestError
+from faser.optional import given
 from faser.types.sampling import SamplingParams
 
 _NO_CONVERSATIONS = "this server stores no conversations; send the whole conversation as input"
@@ -173,21 +174,18 @@ def as_chat(body: ResponsesBody, tools: ResponseTools, before: Sequence[Json] = 
     )
 
 
-def _response_format(given: TextFormat) -> Json:
-    if given.type != "json_schema":
-        return {"type": given.type}
-    if given.schema_ is None:
+def _response_format(asked: TextFormat) -> Json:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    if asked.schema_ is None:
         raise RequestError("text.format.schema is missing; it is required", param="text.format.schema")
     schema = {
-        "name": given.name or "schema",
-        "description": given.description,
-        "schema": given.schema_,
-        "strict": given.strict,
+        "name": asked.name or "schema",
+        "description": asked.description,
+        "schema": asked.schema_,
+        "strict": asked.strict,
     }
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in schema.items() if value is not None},
-    }
+    return {"type": "json_schema", "json_schema": given(schema)}
 
 
 def repeated(body: ResponsesBody, sampling: SamplingParams, *, stored: bool = False) -> Json:

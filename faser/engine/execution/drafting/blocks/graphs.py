@@ -30,6 +30,7 @@ from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize,
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import present
 
 _LINE = 4  # sequences; parts of a walk begin at multiples of 16 bytes, as the sampler's kernels need it
 _LARGEST = 100.0  # log-odds of a confidence
@@ -317,7 +318,7 @@ def _depths(model: BlockModel) -> tuple[int, ...]:
 
 def _parts(found: Candidates) -> list[Tensor]:
     parts = (found.scores, found.token_ids, found.pairs, found.confidences)
-    return [each for each in parts if each is not None]
+    return present(parts)
 
 
 def _tokens_of(readback: Readback, most: int, count: int) -> list[SampledTokens]:

@@ -40,6 +40,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.optional import present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ class BlockModel:
             logits=buffers.logits,
         )
         self._drafting_stack = self._stack() if spec.is_plain else None
-        windows = [each for each in spec.decoder.windows if each is not None]
+        windows = present(spec.decoder.windows)
         self.shortest_window = min(windows, default=None)
 
     @property

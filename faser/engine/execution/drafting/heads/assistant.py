@@ -48,6 +48,7 @@ from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.optional import present
 
 _BEFORE, _BEHIND = "pre_projection.weight", "post_projection.weight"
 _CENTROIDS, _ORDER = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
@@ -256,7 +257,7 @@ class AssistantDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
-        batch = self._loop.draft([each for each in found if each is not None], plan.stop, until)
+        batch = self._loop.draft(present(found), plan.stop, until)
         return Proposals(table=batch.table(plan, self._method, drafting), passes=batch.passes, probs=batch.probs)
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:

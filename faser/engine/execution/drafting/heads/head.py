@@ -57,6 +57,7 @@ from faser.kernels.interface.blocks import (
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import present
 
 
 class StateLoop(DraftLoop, Protocol):
@@ -112,7 +113,7 @@ class HeadDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
-        inputs = [each for each in found if each is not None]
+        inputs = present(found)
         batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
         self._fill(inputs)
