@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
-_Found = TypeVar("_Found")
+_Other = TypeVar("_Other")
 
 
 def given(fields: Mapping[str, _Value | None]) -> dict[str, _Value]:
@@ -17,11 +17,11 @@ def present(values: Iterable[_Value | None]) -> list[_Value]:
     return [value for value in values if value is not None]
 
 
-def first_given(*values: _Value | None, default: _Value) -> _Value:
-    """Return the first value that is there, or the default."""
-    return next((value for value in values if value is not None), default)
+def or_else(value: _Value | None, default: _Other) -> _Value | _Other:
+    """Return the value, or the default for one that is missing."""
+    return default if value is None else value
 
 
-def maybe(change: Callable[[_Value], _Found], value: _Value | None) -> _Found | None:
+def maybe(change: Callable[[_Value], _Other], value: _Value | None) -> _Other | None:
     """Return the changed value, or None for one that is missing."""
     return None if value is None else change(value)

@@ -1,6 +1,6 @@
 """Missing values: what is kept, in which order, and that 0, "" and False are values."""
 
-from faser.optional import first_given, given, maybe, present
+from faser.optional import given, maybe, or_else, present
 
 
 def test_fields_and_values_that_are_missing_are_left_out() -> None:
@@ -8,9 +8,9 @@ def test_fields_and_values_that_are_missing_are_left_out() -> None:
     assert present([3, None, 0, None]) == [3, 0]
 
 
-def test_the_first_value_that_is_there_counts() -> None:
-    assert first_given(None, 0, 2, default=3) == 0
-    assert first_given(None, None, default=3) == 3
+def test_only_a_missing_value_has_the_default() -> None:
+    assert or_else(0, 3) == 0
+    assert or_else(None, 3) == 3
 
 
 def test_a_missing_value_is_not_changed() -> None:

@@ -152,7 +152,7 @@ def make_conversations(
         fill_from_traffic(dataset, found, own.tokens)
         return dataset
     turns = ChatTurns(tokenizer, eos_token_ids)
-    prompts = None if own.prompts is None else read_conversations(own.prompts)
+    prompts = maybe(read_conversations, own.prompts)
     about |= {"questions": asdict(asking)} if prompts is None else {"prompts": str(own.prompts)}
     dataset = Dataset(folder, json.loads(json.dumps(about)))
     asking = replace(asking, max_tokens=min(asking.max_tokens, int(context) // 2))

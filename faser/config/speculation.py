@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
-from faser.optional import present
+from faser.optional import or_else, present
 from faser.types.request import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
@@ -210,4 +210,4 @@ class SpeculationConfig:
     @property
     def model_cap(self) -> int:
         """The most tokens that a model drafts; each of them takes a pass."""
-        return 8 if self.num_speculative_tokens is None else self.num_speculative_tokens
+        return or_else(self.num_speculative_tokens, 8)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from faser.engine.client.output_stream import Timing
+from faser.optional import maybe
 from faser.types.answer import OutputDelta, SpeculationSummary, StepTrace
 from faser.types.request import NO_TARGETS, SpeculationParams
 
@@ -50,7 +51,7 @@ class Usage:
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
         self._reasoning_tokens: dict[int, int] = {}
-        self._prediction = None if predicted is None else PredictionUsage(predicted)
+        self._prediction = maybe(PredictionUsage, predicted)
         self._on_tokens = on_tokens
 
     def count_prompts(self) -> None:

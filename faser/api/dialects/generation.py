@@ -20,7 +20,7 @@ from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_
 from faser.api.requests.service import ApiSettings, Service
 from faser.api.requests.speculation import check_trace, speculation_params
 from faser.errors import RequestError
-from faser.optional import first_given, present
+from faser.optional import or_else, present
 from faser.types.engine import ModelInfo
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
@@ -50,7 +50,7 @@ def tokenization_rules(
     return TokenizationRules(
         limit=info.max_model_len,
         field=field,
-        add_special_tokens=first_given(body.add_special_tokens, default=add_special_tokens),
+        add_special_tokens=or_else(body.add_special_tokens, add_special_tokens),
         truncate=truncate,
         keeps_start=body.truncation_side == "right",
     )

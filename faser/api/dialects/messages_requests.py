@@ -30,7 +30,7 @@ from faser.api.dialects.messages_answers import MessageFraming
 from faser.api.dialects.messages_input import chat_messages
 from faser.api.requests.service import Service
 from faser.errors import RequestError
-from faser.optional import given
+from faser.optional import given, maybe
 
 _ASCII_NAME = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 
@@ -250,10 +250,10 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
         "tools": None
         if body.tools is None
         else [_tool(tool, f"tools.{at}") for at, tool in enumerate(body.tools) if not _is_server_tool(tool)],
-        "tool_choice": None if choice is None else _tool_choice(choice),
+        "tool_choice": maybe(_tool_choice, choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "reasoning_effort": None if body.output_config is None else body.output_config.effort,
-        "thinking_token_budget": None if thinking is None else _budget(thinking),
+        "thinking_token_budget": maybe(_budget, thinking),
         "include_reasoning": False if thinking is not None and thinking.display == "omitted" else None,
         "chat_template_kwargs": template_kwargs or None,
     }

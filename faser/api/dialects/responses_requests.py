@@ -16,7 +16,7 @@ from faser.api.dialects.conversion import (
 from faser.api.dialects.responses_input import chat_messages
 from faser.api.dialects.responses_tools import ResponseTools
 from faser.errors import RequestError
-from faser.optional import given
+from faser.optional import given, or_else
 from faser.types.sampling import SamplingParams
 
 _NO_CONVERSATIONS = "this server stores no conversations; send the whole conversation as input"
@@ -214,7 +214,7 @@ def repeated(body: ResponsesBody, sampling: SamplingParams, *, stored: bool = Fa
             "summary": None if reasoning is None else reasoning.summary,
         },
         "tools": [_declared(tool) for tool in body.tools or ()],
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tool_choice": or_else(body.tool_choice, "auto"),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "truncation": body.truncation or "disabled",
         "store": stored,

@@ -8,6 +8,7 @@ from faser.api.parsing.harmony import HarmonyParser, HarmonyTokens, opening_of
 from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import NO_CALLS, ContentReader, Schema, ToolCallReader, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
+from faser.optional import maybe
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -258,7 +259,7 @@ class AnswerParser:
         self._tool_calls = tool_calls or ContentReader()
         self._tokens = tokens
         self._shows_reasoning = shows_reasoning
-        self._omission = None if omitted is None else _Omission(omitted)
+        self._omission = maybe(_Omission, omitted)
 
     def push(
         self, text: str, token_ids: tuple[int, ...], *, complete: bool, cut: bool = False

@@ -16,7 +16,7 @@ from faser.api.requests.strict_templates import ORDERS, SYSTEM_ROLES, first_lost
 from faser.api.requests.thinking import EFFORTS
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.optional import first_given, given
+from faser.optional import given, or_else
 
 Message = dict[str, Any]
 _TOOLS_OF_MESSAGE = ("message['tools']", 'message["tools"]', "message.tools")
@@ -32,7 +32,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: Tokenizer, override: str | None) -> None:
         """override: replaces the model's templates. Raises ModelError if one does not compile, or loops."""
-        templates = tokenizer.chat_template if override is None else override
+        templates = or_else(override, tokenizer.chat_template)
         self._plain = _NamedTemplate(templates, tokenizer, with_tools=False)
         self._with_tools = _NamedTemplate(templates, tokenizer, with_tools=True)
         self._tails: dict[tuple[bool, str], str | None] = {}
@@ -108,7 +108,7 @@ class ChatRenderer:
         prompt_of = partial(
             _prompt_of,
             chosen.template,
-            add_generation_prompt=first_given(add_generation_prompt, default=not continues),
+            add_generation_prompt=or_else(add_generation_prompt, not continues),
             continue_final_message=continues,
             tools=list(tools) if tools and "tools" in chosen.source else None,
             extra=extra,

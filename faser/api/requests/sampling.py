@@ -13,7 +13,7 @@ from faser.api.bodies.fields import SAMPLING_FIELDS, GenerationBody
 from faser.api.requests.structured_output import structured_output_of
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-from faser.optional import first_given, given, present
+from faser.optional import given, or_else, present
 from faser.types.sampling import MAX_BAD_WORDS, MAX_STOP_CHARS, SAMPLING_DEFAULTS, SamplingParams
 
 _TAKEN = (*SAMPLING_FIELDS, "temperature", "top_p")  # from bodies, which call them as SamplingParams does
@@ -45,7 +45,7 @@ def sampling_params(
     tokenizer: None where the body has no bad_words. max_tokens, logprobs: as the route means them. scores_prompt:
     logprobs are those of the prompt as well.
     """
-    n = first_given(body.n, default=1)
+    n = or_else(body.n, 1)
     if body.best_of not in (None, n):
         raise RequestError(f"best_of is {body.best_of}; it must be absent or equal to n, {n}", param="best_of")
     check_alternatives("prompt_logprobs", body.prompt_logprobs, settings)

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from faser.api.bodies.fields import Speculative
 from faser.config.speculation import SpeculationConfig
 from faser.errors import RequestError
+from faser.optional import or_else
 from faser.types.request import DEFAULT_CLASS, Slo, SpeculationParams
 
 SPECULATIVE_HEADER = "X-Faser-Speculative"
@@ -42,7 +43,7 @@ def speculation_params(
         enabled = body.enabled if isinstance(body.enabled, bool) else None
         max_tokens = body.max_tokens
     cap = min(limit for limit in (max_tokens, base.max_tokens, config.cap) if limit is not None)
-    enabled = (base.enabled if enabled is None else enabled) and cap > 0
+    enabled = or_else(enabled, base.enabled) and cap > 0
     return SpeculationParams(
         enabled=enabled,
         max_tokens=cap if enabled else 0,
@@ -104,8 +105,8 @@ def _slo(body: Speculative, headers: Headers, base: Slo) -> Slo:
     ttft_ms = _target(headers, TTFT_HEADERS) if ttft_ms is None else ttft_ms
     tpot_ms = _target(headers, TPOT_HEADERS) if tpot_ms is None else tpot_ms
     return Slo(
-        ttft_ms=base.ttft_ms if ttft_ms is None else ttft_ms,
-        tpot_ms=base.tpot_ms if tpot_ms is None else tpot_ms,
+        ttft_ms=or_else(ttft_ms, base.ttft_ms),
+        tpot_ms=or_else(tpot_ms, base.tpot_ms),
     )
 
 

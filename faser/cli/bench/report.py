@@ -18,7 +18,7 @@ from faser import __version__
 from faser.cli.bench.comparison import OFF, Measured, Run
 from faser.cli.bench.estimates import Estimate
 from faser.cli.bench.prompts import BenchPrompt
-from faser.optional import first_given, maybe
+from faser.optional import maybe, or_else
 
 WIDTH = 140  # of the picture, and of a table that is not shown on a terminal
 _BAR = 30
@@ -92,8 +92,8 @@ def _draft_figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 def bar(estimate: Estimate, top: float) -> Text:
     """From 0 to the mean on a scale up to top; its interval is lighter, and 1 is marked."""
-    low = first_given(estimate.low, default=estimate.mean)
-    high = first_given(estimate.high, default=estimate.mean)
+    low = or_else(estimate.low, estimate.mean)
+    high = or_else(estimate.high, estimate.mean)
     found = Text()
     for cell in range(_BAR):
         at = (cell + 0.5) * top / _BAR

@@ -37,7 +37,7 @@ from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.memo import Memo
-from faser.optional import maybe
+from faser.optional import maybe, or_else
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -338,7 +338,7 @@ class NativeBackend:
         slots: Tensor | None = None,
     ) -> None:
         assert slots is None, "steps are not padded"
-        of_router = x if routed_by is None else routed_by
+        of_router = or_else(routed_by, x)
         assert x.is_contiguous()
         assert of_router.is_contiguous()
         assert of_router.dtype is x.dtype, (of_router.dtype, x.dtype)

@@ -23,6 +23,7 @@ from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.graph_capture import GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan
+from faser.optional import or_else
 
 Ints = NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class StepMatcher:
         numbers, sent = self._staging.host().reshape(4, -1), self._staging.device.view(4, -1)
         numbers[0, :rows], numbers[1, :sequences], numbers[2, :sequences] = drafted, layout.first, known
         numbers[1, sequences] = rows
-        numbers[3, :rows] = -1 if decided is None else decided
+        numbers[3, :rows] = or_else(decided, -1)
         self._staging.send()
         step = StepMatch(
             sampled=self._sampler.tokens[:rows],

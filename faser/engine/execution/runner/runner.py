@@ -27,6 +27,7 @@ from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import or_else
 
 _Done = TypeVar("_Done")
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
@@ -122,7 +123,7 @@ class Runner:
     @torch.inference_mode()
     def advance(self, num_layers: int | None = None) -> None:
         """Run the following layers until the first num_layers layers have run; None: all layers."""
-        last = self.num_layers if num_layers is None else num_layers
+        last = or_else(num_layers, self.num_layers)
         assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
         self._hidden = self._decoder.run_layers(
             self._hidden,

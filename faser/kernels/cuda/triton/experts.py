@@ -20,6 +20,7 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
+from faser.optional import maybe, or_else
 
 # Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
 SharedOutput = tuple[Tensor, Tensor]
@@ -94,8 +95,8 @@ class ExpertWeights:
             down=down,
             gate_up_offsets=_offsets(gate_up),
             down_offsets=_offsets(down),
-            gate_up_bias=None if gate_up_biases is None else torch.stack(gate_up_biases),
-            down_bias=None if down_biases is None else torch.stack(down_biases),
+            gate_up_bias=maybe(torch.stack, gate_up_biases),
+            down_bias=maybe(torch.stack, down_biases),
         )
 
     @property
@@ -211,7 +212,7 @@ def route(
     )
     weights = torch.empty_like(chosen, dtype=torch.float32)
     _route[(rows,)](
-        logits, count, logits if scales is None else scales, logits if slots is None else slots, chosen, weights,
+        logits, count, or_else(scales, logits), or_else(slots, logits), chosen, weights,
         RENORMALISE=renormalise, SCALED=scales is not None, PADDED=slots is not None, TOP=top_k,
         PLACES=next_power_of_2(top_k), BLOCK=next_power_of_2(count), **EXACT,
     )  # fmt: skip
@@ -225,7 +226,7 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
     inner = x.new_empty((rows * top_k, size))
     first, bias = networks.gate_up[0], networks.gate_up_bias
     _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, first if bias is None else bias,
+        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, first),
         routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
         TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles),
     )  # fmt: skip
@@ -248,12 +249,12 @@ def down(
     first, bias, slots = networks.down[0], networks.down_bias, routes.slots
     width, size = first.shape
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
-    into = inner if hidden is None else hidden
+    into = or_else(hidden, inner)
     _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, first if bias is None else bias,
+        inner, first, networks.down_offsets, or_else(bias, first),
         routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
-        routes.weights, given if slots is None else slots, into, into.stride(0),
-        routes.counts if arrived is None else arrived, ADD_ROWS=0 if hidden is None else FEW_ROWS,
+        routes.weights, or_else(slots, given), into, into.stride(0),
+        or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
         PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
         **_options(inner, networks, tiles),
     )  # fmt: skip
@@ -284,6 +285,6 @@ def add(given: Tensor, routes: Routes, hidden: Tensor, shared: SharedOutput | No
     (rows, top_k), width = routes.weights.shape, given.shape[1]
     beside = shared or (given, given)  # without one never read
     _add[(rows, -(-width // _COLUMNS))](
-        given, routes.weights, *beside, given if routes.slots is None else routes.slots, hidden, hidden.stride(0),
+        given, routes.weights, *beside, or_else(routes.slots, given), hidden, hidden.stride(0),
         width, TOP=top_k, SHARES=shared is not None, PADDED=routes.slots is not None, BLOCK=_COLUMNS, **EXACT,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from faser.kernels.cuda.triton.common import (
     row_warps,
 )
 from faser.kernels.interface.fp8 import FP8, FP8_MAX, LEAST_LARGEST, UnscaledProduct
+from faser.optional import or_else
 
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -124,8 +125,8 @@ def scale_sums(
         expect_lines("residual", residual, (rows, width), out.dtype, like=sums)
     if rows:
         _scale[(rows, -(-width // _BLOCK))](
-            sums, row_scales, column_scales, sums if bias is None else bias,
-            sums if residual is None else residual, 0 if residual is None else residual.stride(0),
+            sums, row_scales, column_scales, or_else(bias, sums),
+            or_else(residual, sums), 0 if residual is None else residual.stride(0),
             out, out.stride(0), width, ADDS=bias is not None, HAS_RESIDUAL=residual is not None, BLOCK=_BLOCK,
             **EXACT,
         )  # fmt: skip
@@ -187,7 +188,7 @@ def add_norm(
     given = (hidden,) * 4  # never read
     if product is not None:
         _check(product, rows, width, hidden)
-        bias = product.sums if product.bias is None else product.bias
+        bias = or_else(product.bias, product.sums)
         given = (product.sums, product.row_scales, product.column_scales, bias)
     if rows:
         _add_norm[(rows,)](
@@ -208,7 +209,7 @@ def gate(product: UnscaledProduct, dtype: torch.dtype, values: Tensor, scales: T
     expect("values", values, (rows, width), FP8, like=values)
     expect("scales", scales, (rows,), torch.float32, like=values)
     warps = row_warps(width)
-    bias = product.sums if product.bias is None else product.bias
+    bias = or_else(product.bias, product.sums)
     if rows:
         _gate[(rows,)](
             product.sums, product.row_scales, product.column_scales, bias,
