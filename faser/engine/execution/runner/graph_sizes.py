@@ -182,3 +182,8 @@ def next_size(sizes: tuple[int, ...], count: int) -> int | None:
     """The smallest of these ascending sizes that is at least count."""
     at = bisect_left(sizes, count)
     return sizes[at] if at < len(sizes) else None
+
+
+def size_for(sizes: tuple[int, ...], count: int) -> int:
+    """Return the smallest of these ascending sizes that is at least count, which is at most the largest."""
+    return sizes[bisect_left(sizes, count)]
