@@ -118,6 +118,10 @@ def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
     return value
 
 
+def read_optional_string(item: Mapping[str, Any], key: str, path: str) -> str | None:
+    return None if item.get(key) is None else read_string(item, key, path)
+
+
 def read_object(value: Any, path: str) -> Json:
     if not isinstance(value, dict):
         raise wrong(value, path, "an object")

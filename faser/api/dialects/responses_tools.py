@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from faser.api.bodies.body import shown
-from faser.api.dialects.conversion import Json, read_object, read_string, wrong
+from faser.api.dialects.conversion import Json, read_object, read_optional_string, read_string, wrong
 from faser.errors import RequestError
 from faser.optional import given
 
@@ -207,10 +207,7 @@ def _chosen(choice: Json, path: str, *, also: str = "") -> str:
         return str(kind)
     if kind not in ("function", "custom"):
         raise wrong(kind, f"{path}.type", f"function, custom, {', '.join(SHAPES)}{also}")
-    namespace = choice.get("namespace")
-    return full_name(
-        read_string(choice, "name", path), None if namespace is None else read_string(choice, "namespace", path)
-    )
+    return full_name(read_string(choice, "name", path), read_optional_string(choice, "namespace", path))
 
 
 def _custom(tool: Json, path: str) -> Json:

@@ -39,6 +39,7 @@ from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     PointMassSampler,
     SampleAndMatchDraftSampler,
+    TokensAhead,
     drafted_by_runner,
 )
 from faser.engine.execution.models.loader import load_decoder
@@ -129,7 +130,7 @@ class Script:
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return replace(SamplingMetadata.greedy(positions), seeds=slots.astype(np.uint64))
 
-    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> TokensAhead:
         raise AssertionError("nothing is drafted in one call")
 
     def draft(self, logits: Tensor, requests: SamplingMetadata) -> Late:

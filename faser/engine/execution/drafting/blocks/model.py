@@ -32,6 +32,7 @@ from torch import Tensor
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
+from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
@@ -40,7 +41,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
-from faser.optional import present
+from faser.optional import maybe, present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,7 @@ class BlockModel:
             causal=spec.causal,
             logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
             num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
-            draft_ids=None if self.draft_ids is None else self.draft_ids.numpy(force=True),
+            draft_ids=maybe(on_host, self.draft_ids),
             predicts_from_anchor=spec.predicts_from_anchor,
             markov=None if markov is None else (markov.before, markov.candidates),
             confidence=None if confidence is None else (*confidence[:2], float(confidence[2])),

@@ -35,6 +35,7 @@ from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.heads.head import HeadRunner
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE
 from faser.engine.execution.drafting.loop import DraftInput, PassLoop, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.models.decoder import Buffers, Decoder
@@ -81,7 +82,7 @@ class AssistantHead:
 
     drafting_stack = None
     draft_ids = None
-    vocabulary = None
+    vocabulary = WHOLE
 
     def __init__(
         self,
