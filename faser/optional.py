@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+_Name = TypeVar("_Name")
 _Value = TypeVar("_Value")
 _Other = TypeVar("_Other")
 
 
-def given(fields: Mapping[str, _Value | None]) -> dict[str, _Value]:
+def given(fields: Mapping[_Name, _Value | None]) -> dict[_Name, _Value]:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -158,7 +158,7 @@ class GenerationHandler:
     def _chunks(self, state: ChoiceState, delta: OutputDelta) -> bytes:
         """The events of one delta."""
         chunks = self.formatter.chunks(state, delta)
-        if delta.finish_reason is not None:
+        if delta.is_last:
             state.finish_reason = chunks[-1]["finish_reason"]
         self.usage.count_reasoning(state.index, state.num_reasoning_tokens)
         return self.framing.events(chunks, self.usage)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from faser.api.answers.framing import AnswerFormatter, AnswerFraming, ChoicesFraming, Envelope, Streaming
 from faser.api.answers.generation_record import describe
 from faser.api.answers.handler import GenerationHandler
-from faser.api.bodies.fields import GenerationBody, UnsupportedField
+from faser.api.bodies.fields import AgentHints, GenerationBody, NvExt, UnsupportedField
 from faser.api.middleware.keys import get_key_identity, tenant_of
 from faser.api.middleware.outer import get_request_id, set_request_id
 from faser.api.middleware.tracing import trace_of
@@ -26,6 +26,7 @@ from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+_NO_NVEXT, _NO_HINTS = NvExt(), AgentHints(priority=None, osl=None)
 
 
 def check_shared_fields(
@@ -196,11 +197,8 @@ def read_hints(body: GenerationBody) -> tuple[int, int | None]:
 
     vLLM's `priority` wins over that of Dynamo's hints, whose sign is the other one.
     """
-    hints = None if body.nvext is None else body.nvext.agent_hints
-    if hints is None:
-        return body.priority or 0, None
-    priority = body.priority if body.priority is not None else -(hints.priority or 0)
-    return priority, hints.osl
+    hints = (body.nvext or _NO_NVEXT).agent_hints or _NO_HINTS
+    return or_else(body.priority, -(hints.priority or 0)), hints.osl
 
 
 def deadline_of(
