@@ -88,7 +88,7 @@ async def build_application(
             tokenizer,
             supervision=supervision,
             observer=each,
-            on_progress=None if number else report,
+            on_progress=(lambda *_: None) if number else report,
             launched=None if number else launched,
             recorder=recorder,
             place=place,

@@ -162,17 +162,14 @@ def experts(
     expect("down", networks.down[0], (width, size), first.dtype, like=first)
     expect("gate_up", first, (2 * size, width), *_TYPES, like=first)
     expect("read", read, (1,), torch.int64, like=first)
-    if scales is not None:
-        expect("scales", scales, (count,), torch.float32, like=first)
+    expect("scales", scales, (count,), torch.float32, like=first)
     for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
-        if bias is not None:
-            expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
+        expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
     if shared is not None:
         given, shared_logits = shared
         expect("what the shared expert gives", given, (rows, width), torch.float32, like=first)
         expect("logits of the shared expert", shared_logits, (rows,), torch.float32, like=first)
-    if slots is not None:
-        expect("slots", slots, (rows,), torch.int64, like=first)
+    expect("slots", slots, (rows,), torch.int64, like=first)
     assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")

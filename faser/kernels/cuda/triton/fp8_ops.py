@@ -119,14 +119,12 @@ def scale_sums(
     expect("row_scales", row_scales, (rows,), torch.float32, like=sums)
     expect("column_scales", column_scales, (width,), torch.float32, like=sums)
     expect_lines("out", out, (rows, width), *_TYPES, like=sums)
-    if bias is not None:
-        expect("bias", bias, (width,), *_TYPES, like=sums)
-    if residual is not None:
-        expect_lines("residual", residual, (rows, width), out.dtype, like=sums)
+    expect("bias", bias, (width,), *_TYPES, like=sums)
+    expect_lines("residual", residual, (rows, width), out.dtype, like=sums)
+    added = or_else(residual, out)
     if rows:
         _scale[(rows, -(-width // _BLOCK))](
-            sums, row_scales, column_scales, or_else(bias, sums),
-            or_else(residual, sums), 0 if residual is None else residual.stride(0),
+            sums, row_scales, column_scales, or_else(bias, sums), added, added.stride(0),
             out, out.stride(0), width, ADDS=bias is not None, HAS_RESIDUAL=residual is not None, BLOCK=_BLOCK,
             **EXACT,
         )  # fmt: skip
@@ -222,5 +220,4 @@ def _check(product: UnscaledProduct, rows: int, width: int, like: Tensor) -> Non
     expect("sums", product.sums, (rows, width), torch.float32, like=like)
     expect("row_scales", product.row_scales, (rows,), torch.float32, like=like)
     expect("column_scales", product.column_scales, (width,), torch.float32, like=like)
-    if product.bias is not None:
-        expect("bias", product.bias, (width,), *_TYPES, like=like)
+    expect("bias", product.bias, (width,), *_TYPES, like=like)

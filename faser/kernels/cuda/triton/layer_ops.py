@@ -26,7 +26,7 @@ from faser.kernels.cuda.triton.common import (
 )
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
-from faser.optional import or_else
+from faser.optional import or_else, present
 
 HEAD_DIMS = (64, 128, 256, 512)
 _BLOCK = 1024
@@ -67,13 +67,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tenso
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
     expect("weight", weight, (width,), torch.float32, x.dtype, like=x)
     expect_lines("out", out, (rows, width), x.dtype, like=x)
-    if residual is not None:
-        expect_lines("residual", residual, (rows, width), x.dtype, like=x)
+    expect_lines("residual", residual, (rows, width), x.dtype, like=x)
+    added = or_else(residual, out)
     warps = row_warps(width)
     if rows:
         _rms_norm[(rows,)](
-            x, x.stride(0), weight, or_else(residual, x),
-            0 if residual is None else residual.stride(0), out, out.stride(0), width, eps,
+            x, x.stride(0), weight, added, added.stride(0), out, out.stride(0), width, eps,
             HAS_RESIDUAL=residual is not None, BLOCK=next_power_of_2(width), num_warps=warps, **EXACT,
         )  # fmt: skip
     return out
@@ -201,7 +200,7 @@ def rope_append(
         assert angles is not None, "query_angles without angles"
     assert k_norm is None or q_norm is not None, "k_norm without q_norm"
     assert v_norm is None or k_norm is not None, "v_norm without k_norm"
-    weights = [each for each in (q_norm, k_norm, v_norm) if each is not None]
+    weights = present((q_norm, k_norm, v_norm))
     for name, each in zip(("q_norm", "k_norm", "v_norm"), weights, strict=False):
         types = (torch.float32, qkv.dtype) if each is q_norm else (weights[0].dtype,)
         expect(name, each, (dim,), *types, like=qkv)

@@ -293,15 +293,15 @@ class BlockModel:
             (all_rows,) = rows.own if causal else rows.seen
             backend.attend(queries, cache, number, shape, all_rows.plan, mixed, sinks=layer.sinks)
             return
+        whole = replace(shape, window=None)
         for each in rows.windowed:
-            window = None if each.rows is None else shape.window + each.distance
-            found = mixed if each.rows is None else mixed.new_empty((len(each.rows), mixed.shape[1]))
-            asked = queries if each.rows is None else queries[each.rows]
-            backend.attend(
-                asked, cache, number, replace(shape, window=window), each.plan, found, sinks=layer.sinks
-            )
-            if each.rows is not None:
-                mixed[each.rows] = found
+            if each.rows is None:
+                backend.attend(queries, cache, number, whole, each.plan, mixed, sinks=layer.sinks)
+                continue
+            part, found = queries[each.rows], mixed.new_empty((len(each.rows), mixed.shape[1]))
+            near = replace(shape, window=shape.window + each.distance)
+            backend.attend(part, cache, number, near, each.plan, found, sinks=layer.sinks)
+            mixed[each.rows] = found
 
     def candidates(self, hidden: Tensor, anchors: Tensor) -> "Candidates":
         """The best tokens of each row. hidden: [N, H] of rows that predict, draft after draft.
