@@ -19,8 +19,10 @@ from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, DraftRequest, Ste
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence, Status
-from faser.engine.control.speculation.control import OtherRows, Room, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.looks import Room
 from faser.engine.control.speculation.no_speculation import NoSpeculation
+from faser.engine.control.speculation.policy import OtherRows
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_builder import StepInFlight, StepsInFlight
 from faser.engine.control.waiting_queue import WaitingQueue

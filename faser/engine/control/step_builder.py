@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from faser.engine.contract.plan import SequenceStart, StepRows
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.speculation.control import StepPrediction
+from faser.engine.control.speculation.learning import StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.targets import NO_LIMITS, NoLimits, StepLimits
 

@@ -18,11 +18,11 @@ from faser.engine.contract.plan import DraftPlan, StepSpan, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.guard import Guard
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies import Off
-from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.engine.control.speculation.policy import Candidates, OtherRows, Policy
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
