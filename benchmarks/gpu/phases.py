@@ -153,7 +153,7 @@ PHASES = (
         run=(f"{_HERE}.decoding.few_rows", "run"),
         share=0.03,
         least_s=20.0,
-        about="products of a layer of up to 8 rows, each way",
+        about="products of a layer of up to 8 rows in 16 and 8 bits, each way",
     ),
     Phase(
         name="few_row_mixtures",
@@ -209,7 +209,7 @@ RUNS: Mapping[str, Run] = {
     "b": Run(
         about="products of few rows, policies, a head, and products in 8 bits",
         budget_s=480.0,
-        seconds={"environment": 15.0, "few_rows": 40.0, "policies": 250.0, "heads": 45.0, "fp8": 50.0},
+        seconds={"environment": 15.0, "few_rows": 60.0, "policies": 250.0, "heads": 45.0, "fp8": 50.0},
     ),
     "c": Run(
         about="mixtures, and whether drafting during verification can pay",

@@ -54,6 +54,11 @@ def _draft(sequences: int, least: float, most: float) -> Prediction:
     )
 
 
+def _fp8(sequences: int, least: float, most: float) -> Prediction:
+    where = {"sequences": sequences}
+    return Prediction(phase="fp8", table="rows", where=where, figure=("fp8_ms",), least=least, most=most)
+
+
 def _overlap(partition: str, sequences: int, least: float, most: float) -> Prediction:
     where = {"partition": partition, "sequences": sequences}
     return Prediction(phase="overlap", table="rows", where=where, figure=("gain",), least=least, most=most)
@@ -71,6 +76,10 @@ PREDICTIONS = (
     # A pass of 1.42 ms with ten launches a layer; 0.60 with five.
     _draft(1, 0.55, 0.8),
     _draft(8, 0.65, 0.95),
+    # 3.94 and 4.23 ms with ten launches a layer; with five one row is bound by reading weights, and eight rows by
+    # widening and multiplying them without tensor cores.
+    _fp8(1, 2.4, 2.9),
+    _fp8(8, 3.3, 4.1),
     # 13.3, 14.7, 20.4 and 52.7 ms while the host waited in each cycle: without these waits, with fewer launches.
     _cycle(1, 7.0, 9.0),
     _cycle(8, 7.8, 9.8),

@@ -35,6 +35,7 @@ def test_predictions_are_of_phases_of_the_three_calls_and_of_cells_that_they_mea
         "verify": ON_DEVICE.verify_batches,
         "cycle": ON_DEVICE.policy_batches,
         "policies": ON_DEVICE.policy_batches,
+        "fp8": ON_DEVICE.fp8_batches,
         "overlap": ON_DEVICE.overlap_batches,
     }
     for each in PREDICTIONS:
