@@ -119,8 +119,7 @@ class StateCache(NoStates):
         if layout.slots:
             self._computed[step.slots] = step.starts + counts
         num_drafts = np.maximum(step.num_drafts - (step.counts - counts), 0)
-        self._step = replace(step, counts=counts, num_drafts=num_drafts, first_rows=first_rows)
-        return self._step
+        return replace(step, counts=counts, num_drafts=num_drafts, first_rows=first_rows)
 
 
 class Snapshots:
