@@ -263,10 +263,10 @@ _FEW_ROWS = ("model", "rows", "valid", "way", "us", "difference", "same_bits_alo
 
 def _few_rows(result: Json) -> str:
     """Products by way, then layers, then what was predicted."""
-    products = ("model", "rows", "unit", "way", "us", "share_of_copies", "difference", "refused")
+    products = ("model", "bits", "rows", "unit", "way", "us", "share_of_copies", "difference", "refused")
     layers, predicted = (
-        ("model", "rows", "separate_us", "one_launch_us"),
-        ("share_of_copies", "pass_ms", "step_ms"),
+        ("model", "bits", "rows", "separate_us", "one_launch_us"),
+        ("share_of_copies", "pass_ms", "step_ms", "fp8_step_ms"),
     )
     tables = (("products", products), ("layers", layers), ("predicted", predicted))
     return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))

@@ -217,8 +217,8 @@ class FewRowBlocks(SeparateBlocks):
         wide = x.float()
         if unit.norm is not None:
             wide *= torch.rsqrt(wide.square().mean(-1, keepdim=True) + unit.norm.eps) * unit.norm.norm
-        parts = zip(values.split(_LINES_AT_ONCE), scales.split(_LINES_AT_ONCE), strict=True)
-        found = torch.cat([wide @ (part.float() * scale[:, None]).t() for part, scale in parts], 1)
+        firsts = range(0, len(values), _LINES_AT_ONCE)
+        found = torch.cat([wide @ values[at : at + _LINES_AT_ONCE].float().t() for at in firsts], 1) * scales
         if unit.product.bias is not None:
             found += unit.product.bias
         if unit.activation:
