@@ -58,11 +58,9 @@ PHASES = (
     _phase(
         "policies", "decoding.policies:run", 0.09, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
-    _phase("real_text", "decoding.real_text:run", 0.05, 60.0, "policies over text", "smollm2"),
     _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
-    _phase("overlap", "decoding.overlap:run", 0.06, 60.0, "drafting during verification, by mode"),
-    _phase("arrivals", "decoding.real_text:run_arrivals", 0.05, 60.0, "each part of speculation", "trace"),
-    _phase("vllm", "decoding.vllm_arm:run", 0.05, 75.0, "the same work by vLLM", "vllm"),
+    _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),
+    _phase("vllm", "decoding.vllm_arm:run", 0.12, 75.0, "the same work by vLLM", "vllm"),
     _phase("family_checks", "checks.checks:run_families", 0.07, 40.0, "mixtures, sinks, windows, heads of 256"),
     _phase("mixtures", "decoding.mixtures:run", 0.06, 40.0, "steps of mixtures of experts"),
     _phase("few_rows", "decoding.few_rows:run", 0.03, 20.0, "products of up to 8 rows in 16 and 8 bits, each way"),
