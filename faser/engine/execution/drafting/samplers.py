@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels, race
+from faser.engine.execution.sampling.kernels import TORCH_SAMPLING, race
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words
 from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
 from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
+from faser.optional import or_else
 
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
@@ -115,7 +116,7 @@ class GreedyDraftSampler:
     draws = False
 
     def __init__(self, kernels: SamplingKernels | None = None) -> None:
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, _rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
         return draft_tokens(*draft_on_host(self._kernels, logits, None))
@@ -145,7 +146,7 @@ class SampleAndMatchDraftSampler:
 
     def __init__(self, state: SamplingState, *, kernels: SamplingKernels | None = None) -> None:
         self._state = state
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         metadata = self.metadata(rows.slots, rows.positions) if self._state.any_random(rows.slots) else None
@@ -175,7 +176,7 @@ class ProbabilisticDraftSampler:
 
     def __init__(self, state: SamplingState, *, kernels: SamplingKernels | None = None) -> None:
         self._state = state
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         token_ids, margins = self._kernels.best_and_margin(logits)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.edits import LogitsProcessor, ProcessedRows
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TORCH_SAMPLING
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows
 from faser.kernels.interface.sampling import Reals, SamplingKernels, SamplingMetadata
-from faser.optional import present
+from faser.optional import or_else, present
 
 
 class Sampler:
@@ -41,7 +41,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self.state = SamplingState(num_slots)
-        self._kernels: SamplingKernels = kernels or TorchSamplingKernels()
+        self._kernels: SamplingKernels = or_else(kernels, TORCH_SAMPLING)
         self._processors = make_logits_processors(vocab_size, eos_token_ids) if processors is None else processors
 
     def start(self, start: SequenceStart) -> None:

@@ -24,6 +24,7 @@ DSpark (arXiv 2607.05147).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -220,8 +221,8 @@ class BlockModel:
             num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
             draft_ids=maybe(on_host, self.draft_ids),
             predicts_from_anchor=spec.predicts_from_anchor,
-            markov=None if markov is None else (markov.before, markov.candidates),
-            confidence=None if confidence is None else (*confidence[:2], float(confidence[2])),
+            markov=maybe(attrgetter("before", "candidates"), markov),
+            confidence=maybe(lambda parts: (*parts[:2], float(parts[2])), confidence),
         )
 
     def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:

@@ -294,7 +294,7 @@ class _AssistantPasses:
         self.table = table
         self._runner = runner
         self._states = states
-        self._layout: RowLayout | None = None
+        self._layout: RowLayout  # of the pass before
         self._hidden = torch.empty(0)
 
     def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
@@ -305,7 +305,6 @@ class _AssistantPasses:
 
     def further(self, batch: RowBatch, sources: Ints) -> Tensor:
         layout, rows = self._layout, torch.from_numpy(sources)
-        assert layout is not None, "the first pass comes first"
         if len(sources) < len(self._hidden):
             layout = self._layout = RowLayout(
                 query_start=torch.arange(len(sources) + 1, dtype=torch.int32),
