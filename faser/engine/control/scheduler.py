@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.kv_events import KvEvent
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import (
@@ -50,6 +50,7 @@ from faser.engine.control.targets import NO_LIMITS, StepLimits, TargetKeeper, is
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types.answer import FinishReason, SpeculationSummary, StepTrace
+from faser.types.arrays import Ints
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 

@@ -9,14 +9,11 @@ from bisect import bisect_left
 from typing import NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
 from faser.engine.control.step_posterior import StepPosterior
+from faser.types.arrays import Floats, Ints
 from faser.types.statistics import STEP_ERROR_EDGES, RoleStats
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.delta_net import DeltaNet, MixerShape, StateStep
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.kernels.interface.short_conv import ShortConv
+from faser.types.arrays import Ints, Words
 
 
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.

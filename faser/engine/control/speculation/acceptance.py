@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, NativeAcceptance
 from faser.engine.control.speculation.logistic_curve import (
     CURVE_KEPT,
@@ -44,6 +44,7 @@ from faser.engine.control.speculation.logistic_curve import (
     CurveMemory,
     LogisticCurve,
 )
+from faser.types.arrays import Bools, Floats, Ints
 
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots

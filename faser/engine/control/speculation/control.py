@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, PROMPT_ROWS, SpeculationConfig
-from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep, Texts
 from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
@@ -53,6 +53,7 @@ from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
 from faser.types.answer import SpeculationSummary, StepTrace
+from faser.types.arrays import Ints
 from faser.types.statistics import SpeculationStats
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares

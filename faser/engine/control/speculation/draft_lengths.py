@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.native_acceptance import NativeAcceptance
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats, Ints
 
 
 class Objective:

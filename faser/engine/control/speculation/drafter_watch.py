@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 from faser.config.speculation import DRAFT_METHODS, PASS_METHODS
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DrafterCheck
+from faser.types.arrays import Ints
 
 _log = logging.getLogger("faser.drafters")
 

@@ -14,7 +14,6 @@ are better, no sequence drafts with it, except for probes, which take a fixed sh
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
@@ -30,6 +29,7 @@ from faser.engine.control.speculation.draft_lengths import (
 from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Ints
 
 SHARE = 0.004  # of the time that probing takes at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from faser.config.speculation import DrafterInfo
-from faser.engine.contract.drafts import Floats
+from faser.types.arrays import Floats
 
 CURVE_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more decided token
 _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data

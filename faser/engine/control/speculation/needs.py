@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.control.speculation.draft_lengths import upto
 from faser.engine.control.speculation.policy import Candidates
+from faser.types.arrays import Ints
 
 HORIZON = 8  # steps
 FLOOR = 0.05  # survival of a token that a target may need

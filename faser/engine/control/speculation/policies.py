@@ -20,12 +20,12 @@ from bisect import bisect_left
 import numpy as np
 
 from faser.config.speculation import POLICIES, SpeculationConfig
-from faser.engine.contract.drafts import Ints
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 
 
 def make_policy(config: SpeculationConfig, costs: CostModel, acceptance: Acceptance) -> Policy:

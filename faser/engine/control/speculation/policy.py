@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
+from faser.types.arrays import Floats, Ints
 
 
 class DraftingSequences(NamedTuple):

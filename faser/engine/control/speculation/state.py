@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.overlap import Frontiers
 from faser.engine.control.speculation.policy import Candidates
+from faser.types.arrays import Floats, Ints
 
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 12, 6  # a decision for 12 sequences serves 2 steps, for 60 it serves 6

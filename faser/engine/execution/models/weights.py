@@ -25,12 +25,12 @@ from faser.engine.checkpoints.families.architecture import (
     TensorNames,
 )
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.tensors import Ints
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
 from faser.kernels.interface.low_bit.rows import LowBitRows, can_stack, stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.arrays import Ints
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the dtype of the activations
 StoredRows = Callable[[str], Fp8Rows | None]  # a quantised tensor as it is stored; None: it is not quantised

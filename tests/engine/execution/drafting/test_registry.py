@@ -30,8 +30,8 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.arrays import Floats, Ints
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
@@ -183,7 +183,7 @@ class CountingChoice(TorchSamplingKernels):
 
     num_asked = 0
 
-    def best_and_margin(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: torch.Tensor) -> tuple[Ints, Floats]:
         self.num_asked += 1
         return super().best_and_margin(logits)
 

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
@@ -40,6 +39,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
