@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
-    Activation,
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
@@ -16,6 +15,7 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import EXPERT, LAYER, SINKS, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+from faser.types.activation import Activation
 
 if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.file import GgufFile

@@ -26,6 +26,7 @@ from faser.kernels.interface.blocks import (
     columns_of,
 )
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.activation import Activation
 
 MOST_ROWS = 8
 _SEPARATE = "separate"
@@ -91,7 +92,7 @@ class FewRowBlocks(SeparateBlocks):
         run(mixed, hidden, block, following, out, buffers)
 
     def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
     ) -> None:
         unit = _Unit(product.linear, inner.shape[1], inner.dtype, product, activation)
 
