@@ -168,7 +168,7 @@ class CostModel:
         if not self.has_passes:
             return total_s
         total_s += self.passes_s(_going(lengths)[None]).item(-1)
-        missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
+        missing = int(lag[lengths > 0].sum()) if np.count_nonzero(lag) else 0
         if missing:
             total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon
         return total_s

@@ -46,7 +46,7 @@ from faser.engine.control.speculation.logistic_curve import (
 )
 from faser.types.arrays import Bools, Floats, Ints
 
-# Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
+# Those that meet arrays in every step are arrays: see types/arrays.py.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
 _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
 _ALL_KEPT = 0.5 ** (1 / 200)  # of the mean of all slots
@@ -190,9 +190,7 @@ class Acceptance:
         """
         reached, passed = self._all[kind]
         prior = float(_PRIOR_DRAFTS)
-        usual = (float(np.add.reduce(passed)) + prior * _PRIOR_CHANCE[kind]) / (
-            float(np.add.reduce(reached)) + prior
-        )
+        usual = (float(passed.sum()) + prior * _PRIOR_CHANCE[kind]) / (float(reached.sum()) + prior)
         found: Floats = passed + _PRIOR_DRAFTS * usual
         found /= reached + _PRIOR_DRAFTS
         return found
@@ -228,7 +226,7 @@ class Acceptance:
         number = DRAFT_METHODS.index(method)
         intercept, slope = self._curves[number].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._offsets(number, slots))) / len(slots)
+            intercept += float(self._offsets(number, slots).sum()) / len(slots)
         return intercept, slope
 
     def note_drafts(
@@ -272,7 +270,7 @@ def _within(chances: Floats) -> Floats:
 
 def point_mass_outcomes(drafts: DraftTable, sampled: Ints) -> DraftOutcomes:
     """Return the outcomes of point masses of which none was verified. sampled: as of sampled_tokens."""
-    accepted = np.add.reduce(np.logical_and.accumulate(drafts.token_ids == sampled, axis=1), axis=1)
+    accepted = np.logical_and.accumulate(drafts.token_ids == sampled, axis=1).sum(axis=1)
     decided = np.minimum(accepted + 1, drafts.lengths)
     return DraftOutcomes(drafts, np.minimum(decided, np.count_nonzero(sampled != _NOT_SAMPLED, axis=1)), accepted)
 

@@ -53,14 +53,12 @@ from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
 from faser.types.answer import SpeculationSummary, StepTrace
-from faser.types.arrays import Ints
+from faser.types.arrays import ONE, ZERO, Ints
 from faser.types.statistics import SpeculationStats
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
-_ZERO = np.array(0)
-_BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_CANDIDATES = Candidates.alike(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.ones((0, 1)))
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
@@ -586,7 +584,7 @@ class SpeculationControl:
         """Return the maximum number of tokens [S] that each sequence may draft; None: none may draft any."""
         wanted = np.minimum(batch.caps, batch.remaining)
         limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
-        if np.count_nonzero(limit > _ZERO) == len(limit):
+        if np.count_nonzero(limit > ZERO) == len(limit):
             return limit
         self._statistics.count_bypassed(REQUEST, wanted <= 0)
         self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
@@ -747,8 +745,8 @@ class SpeculationControl:
         limit = np.minimum(step.lengths, self._model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
         if step.share:  # the model drafts during a step, so its passes cost the step nothing
-            by_model = np.add.reduce(survival[:, 1:], axis=1)
-            return np.where(by_model > np.add.reduce(step.survival[:, 1:], axis=1), limit, 0)
+            by_model = survival[:, 1:].sum(axis=1)
+            return np.where(by_model > step.survival[:, 1:].sum(axis=1), limit, 0)
         candidates = step.candidates.drafted(limit, survival)
         self._acceptance.note_drafts(slots, step.lengths, table.lengths, step.survival, by_model=False)
         lengths = self._policy.model_lengths(candidates, candidates.drafted(table.lengths, step.survival))
@@ -829,12 +827,14 @@ class SpeculationControl:
         accepted = step.judge(self._acceptance, sampled, num_cut)
         self._learn_held()
         table, survival = step.table, step.survival
-        if np.count_nonzero(accepted < _ZERO):
-            at = (accepted >= _ZERO).nonzero()[0]
+        if np.count_nonzero(accepted < ZERO):
+            at = (accepted >= ZERO).nonzero()[0]
             table, survival, kept, accepted = table.take(at), survival[at], kept[at], accepted[at]
             num_cut = None if num_cut is None else num_cut[at]
         if self._costs.has_passes and not step.num_decided:
-            self._state.extend_draft_kv(table.slots, (table.methods < FIRST_TEXT) * (accepted + _BONUS))
+            self._state.extend_draft_kv(
+                table.slots, (table.methods < FIRST_TEXT) * (accepted + ONE)
+            )  # with the bonus token
         if num_cut is not None:
             self._statistics.count_pruned_rows(table.methods, num_cut)
         self._statistics.count_drafts(table, kept, survival, accepted, num_decided=step.num_decided)

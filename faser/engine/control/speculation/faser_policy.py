@@ -147,7 +147,7 @@ class Faser(Policy):
         return not self._costs.has_passes
 
     def row_price(self, candidates: Candidates) -> float:
-        return Objective(self._costs, candidates).least_row_price(int(np.add.reduce(candidates.limit)))
+        return Objective(self._costs, candidates).least_row_price(int(candidates.limit.sum()))
 
     def lengths(self, candidates: Candidates) -> Ints:
         if not self._costs.has_passes or not np.count_nonzero(candidates.limit):
@@ -182,7 +182,7 @@ class Faser(Policy):
         if not self._costs.has_passes or self._costs.in_blocks or not self._on or not self._stops:
             return None
         count, row_price = len(lengths), self._row_price
-        usual = float(np.add.reduce(candidates.survival[:, 1])) / count
+        usual = float(candidates.survival[:, 1].sum()) / count
         going = np.arange(1, count + 1)
         pass_prices = self._costs.pass_s(going) * (self._rate / usual)
         pass_prices += going * (row_price / usual - row_price)
@@ -218,7 +218,7 @@ class Faser(Policy):
         )
         if needed is not None and text is not None:
             by_model = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(needed, axis=0)
-            needed = np.where(np.add.reduce(by_model, axis=1) > text.worth, needed, 0)
+            needed = np.where(by_model.sum(axis=1) > text.worth, needed, 0)
         self._stops = needed is None or not np.count_nonzero(needed > lengths)
         if needed is not None and not self._stops:
             return np.maximum(lengths, needed)

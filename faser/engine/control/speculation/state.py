@@ -248,11 +248,11 @@ class SpeculationState:
         self._decision = None
         if not self._steps_left:
             return
-        usual = round(int(np.add.reduce(lengths)) / count)
+        usual = round(int(lengths.sum()) / count)
         by_slot = np.full(self._num_slots, usual, dtype=np.int64)
         by_slot[candidates.slots] = lengths
         survival = np.empty((self._num_slots, self._cap + 1))
-        survival[:] = np.add.reduce(candidates.survival, axis=0) / count
+        survival[:] = candidates.survival.sum(axis=0) / count
         survival[candidates.slots] = candidates.survival
         self._decision = CachedDecision(
             survival=survival,

@@ -17,7 +17,6 @@ from faser.engine.control.speculation.acceptance import (
 from faser.engine.control.speculation.policy import Candidates
 from faser.types.arrays import Floats, Ints
 
-_BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
 _NO_SURVIVAL: Floats = np.zeros((0, 1))
 _NO_PLAN = DraftPlan(step=0, width=0, requests=())
