@@ -111,7 +111,6 @@ FAMILIES = (
         tool_parsers=("openai",),
         examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
         gguf=("gpt-oss",),
-        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits. An H200 has run the shape of "
-        "the 20b, with made-up weights.",
+        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits.",
     ),
 )

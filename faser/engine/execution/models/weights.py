@@ -182,7 +182,7 @@ def pack_weights(
     products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
     quantised here: their rows are looked up, and an error of the head goes into the tokens directly. blocks: gives
     low-bit weights, embedding and head included, which are packed as they are; a product of which one part is
-    none, or whose parts take their inputs in several orders, is dequantised. shapes: of the tensors that source
+    none, or whose parts have different act-order permutations, is dequantised. shapes: of the tensors that source
     gives; None: those of the spec.
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
