@@ -46,6 +46,7 @@ from faser.engine.control.speculation.logistic_curve import (
 )
 from faser.types.arrays import Bools, Floats, Ints
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 # Those that meet arrays in every step are arrays: see types/arrays.py.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
 _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
@@ -61,8 +62,8 @@ _EDITED_PRECISION = 0.25  # of requests that edit logits: they may be like no ot
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more decided token
 _SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its variance is 1
 _SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more decided token
-_LARGEST_OFFSET = 4.0
-_LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
+_LARGEST_OFFSET = 4.0  # logits: a bound that no simulated run reaches
+_LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)  # of a chance: certainty could not be unlearned
 _LEAST_SURVIVAL = np.array(0.01)  # a token that is less likely to be reached and right counts as none
 _NOT_SAMPLED = -2  # neither a token id nor NO_TOKEN
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own

@@ -174,6 +174,7 @@ def seconds_with_drafts(candidates: Candidates, lengths: Ints, objective: Object
     return costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
 
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 CATCHUP_HORIZON = 64  # steps over which the time for missing draft KV is spread, at most
 _PAID_BACK = 0.5  # part of the remaining steps that must repay it: later, steps without drafts may be better
 

@@ -27,7 +27,7 @@ from faser.types.statistics import RoleStats
 
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next
-_RARE_STEPS = 8
+_RARE_STEPS = 8  # of a group of its guard: with lanes a change of mode costs a step
 _SHORTEST = 2  # tokens of a draft: the first one says whether it stands, the others are the chunk to verify
 
 

@@ -94,7 +94,7 @@ class Table(Policy):
         return np.minimum(candidates.limit, self._gammas[at])
 
 
-_SWITCH_ON = 1.10
+_SWITCH_ON = 1.10  # expected goodput with drafts over that without, from which on they begin
 
 
 class Goodput(Policy):

@@ -17,6 +17,7 @@ from faser.engine.control.speculation.overlap import Frontiers
 from faser.engine.control.speculation.policy import Candidates
 from faser.types.arrays import Floats, Ints
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 12, 6  # a decision for 12 sequences serves 2 steps, for 60 it serves 6
 _LOOK_UP_STEPS = 4  # that a decision to look up drafts serves, whatever the number of sequences
