@@ -38,8 +38,9 @@ class Sizes:
     overlap_drafts: models to draft ahead with, by name; overlap_context: tokens of their prompts; chunks: fixed
     lengths of their drafts. partitions: of phase overlap. arrival_s: in which the requests of a run come, at most.
     mixtures: timed, whole; families: checked, family_seeds models of each, with answers of answering and
-    expert_rows rows of each mixture; family_tests: files. mixture_…, fp8_batches: as those of the 8B.
-    tile_rows: the most telling first; tile_layers: with weights of their own; bits_rows: whose bits are compared.
+    expert_rows rows of each mixture; family_tests: files. mixture_…: as those of the 8B. pass_batches:
+    of whole steps, each way. prompt_lengths: of single prompts; beside_prompt: of one that joins `beside` others,
+    in steps of chunk_rows. lane_…: processors of a lane of its own, sequences and contexts of passes there.
     """
 
     target: Config
@@ -85,10 +86,15 @@ class Sizes:
     mixture_batches: tuple[int, ...]
     mixture_verify_batches: tuple[int, ...]
     mixture_verify_rows: tuple[int, ...]
-    fp8_batches: tuple[int, ...]
-    tile_rows: tuple[int, ...]
-    tile_layers: int
-    bits_rows: int
+    pass_batches: tuple[int, ...]
+    attention_batches: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    chunk_rows: tuple[int, ...]
+    beside: int
+    beside_prompt: int
+    lane_counts: tuple[int, ...]
+    lane_batches: tuple[int, ...]
+    lane_contexts: tuple[int, ...]
 
 
 ON_DEVICE = Sizes(
@@ -148,10 +154,15 @@ ON_DEVICE = Sizes(
     mixture_batches=(1, 8, 32, 128),
     mixture_verify_batches=(1, 8, 32),
     mixture_verify_rows=(1, 2, 4, 8),
-    fp8_batches=(1, 8, 32, 128),
-    tile_rows=(1, 128, 256, 32, 8, 4, 64, 16, 2, 2048),
-    tile_layers=8,
-    bits_rows=256,
+    pass_batches=(1, 2, 4, 8, 32, 128),
+    attention_batches=(1, 32, 64, 128),
+    prompt_lengths=(512, 2048, 8192, 32768),
+    chunk_rows=(2048, 8192),
+    beside=32,
+    beside_prompt=8192,
+    lane_counts=(12, 20, 36, 44, 60, 84),
+    lane_batches=(1, 16, 64),
+    lane_contexts=(64, 1024),
 )
 ON_CPU = Sizes(
     target=TINY_TARGET,
@@ -197,10 +208,15 @@ ON_CPU = Sizes(
     mixture_batches=(1, 2),
     mixture_verify_batches=(1, 2),
     mixture_verify_rows=(1, 3),
-    fp8_batches=(1, 2),
-    tile_rows=(1, 9),
-    tile_layers=1,
-    bits_rows=9,
+    pass_batches=(1, 2),
+    attention_batches=(2,),
+    prompt_lengths=(16, 200),
+    chunk_rows=(16,),
+    beside=2,
+    beside_prompt=64,
+    lane_counts=(1,),
+    lane_batches=(1, 2),
+    lane_contexts=(16, 64),
 )
 
 

@@ -31,14 +31,16 @@ from faser.engine.execution.startup.device import modules_of
 from faser.engine.execution.startup.memory import CachedModel
 from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, spec_of
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.interface.fp8 import FP8
 
 
 def needed_modules(sizes: Sizes) -> tuple[Module, ...]:
-    """For all models that phases run on a device."""
+    """For all models that phases run on a device, and the target over keys and values in 8 bits."""
     shapes = (sizes.target, sizes.draft, *sizes.checked, *(config for _, config in sizes.overlap_drafts))
     shapes += (*sizes.mixtures, *sizes.families, sizes.answering)
     models = [
-        CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in shapes
+        CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=stored)
+        for each, stored in (*((each, torch.bfloat16) for each in shapes), (sizes.target, FP8))
     ]
     return modules_of(models)
 

@@ -1,6 +1,5 @@
 """Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians, distributions."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from benchmarks.gpu.models import (
     write_shape,
 )
 from benchmarks.gpu.plan import ON_CPU, ON_DEVICE, Plan, fitting
-from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts, spread_ms
+from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts
 from benchmarks.models.grow_model import Growth
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
@@ -287,10 +286,6 @@ def test_given_rates_are_those_of_tokens_that_pass_one_by_one() -> None:
     assert config["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
 
 
-def test_policies_begin_with_off_and_end_with_faser() -> None:
-    assert [arm.name for arm in arms_of(ON_DEVICE)] == ["off", "fixed:1", "fixed:3", "fixed:5", "goodput", "faser"]
-
-
 def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path)
     found = asked(plan, 3)
@@ -337,9 +332,3 @@ def test_a_growing_source_gives_what_the_growth_gives_in_order_and_any_size(tiny
     for name in grown.names():
         assert torch.equal(grown.get(name), wanted[name])
     assert {name: tuple(each.shape) for name, each in wanted.items()} == tensors.tensor_shapes(wide)
-
-
-def test_a_spread_is_in_milliseconds() -> None:
-    found = spread_ms([each / 1000 for each in range(1, 12)])
-    assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}
-    assert not math.isnan(found["median"])

@@ -62,6 +62,29 @@ class StepFacts:
         return self.kv_tokens / max(self.kv_sequences, 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRows:
+    """The rows of a step in addition to those of the sequences that may draft.
+
+    rows: how many there are. sequences: how many of them bring a sequence its next token.
+    """
+
+    rows: int
+    sequences: int
+
+    @property
+    def has_prompts(self) -> bool:
+        return self.rows > self.sequences
+
+    def leave(self, budget: int, count: int) -> int:
+        """Return how many draft rows a step of `budget` rows has for each of count sequences.
+
+        Prompts keep what they need, or half of the spare rows.
+        """
+        spare = budget - count - self.sequences
+        return max(spare - min(self.rows - self.sequences, spare // 2), 0) // count
+
+
 @dataclass(slots=True)
 class Candidates:
     """The S sequences that could draft in a step. K is the engine's cap on γ. Read only.

@@ -14,7 +14,7 @@ from faser.engine.contract.plan import StopRule
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.overlap import Frontiers
-from faser.engine.control.speculation.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, OtherRows, StepFacts
 from faser.types.arrays import Floats, Ints
 
 # Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
@@ -208,6 +208,28 @@ class SpeculationState:
         self._since_s[slots[fresh]], self._since_tokens[slots[fresh]] = now, known[fresh]
         elapsed, tokens = now - self._since_s[slots], known - self._since_tokens[slots]
         return members.lacking + (elapsed * members.wanted_per_s - tokens), members.wanted_per_s
+
+    def candidates(
+        self,
+        batch: Batch,
+        limit: Ints,
+        survival: Floats,
+        others: OtherRows,
+        *,
+        missing_kv: Ints,
+        expected: Ints,
+        since: int = 1,
+    ) -> Candidates:
+        """Return the policy's input. Arguments as in its parts; batch: the one that `batch` returned last."""
+        facts = StepFacts(
+            other_rows=others.rows,
+            other_sequences=others.sequences,
+            kv_tokens=batch.kv_tokens,
+            kv_sequences=len(batch.slots),
+            since=since,
+        )
+        sequences = DraftingSequences(batch.slots, *self.lacking(batch), missing_kv, expected)
+        return Candidates(sequences, limit, survival, facts)
 
     @property
     def have_targets(self) -> bool:

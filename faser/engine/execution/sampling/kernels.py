@@ -87,6 +87,9 @@ class TorchSamplingKernels:
         return philox(counters, keys)
 
 
+TORCH_SAMPLING = TorchSamplingKernels()  # where a backend has no kernels of its own
+
+
 def race(noise: Words, width: int, device: torch.device) -> Tensor:
     """`arrivals` of these random words, [N, ...] float64 on the device."""
     return torch.from_numpy(arrivals(noise, width)).to(device)

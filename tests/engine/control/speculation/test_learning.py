@@ -168,7 +168,7 @@ def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
     """Oracle: the outcome itself, given to another Acceptance."""
     batch, expected = Batch(1), native_acceptance(NUM_SLOTS, CAP)
     drafts = table_of([0], "ngram", [(7, 8, 9)], [(5.0,) * 3], width=CAP)
-    batch.control._learn_not_taken(drafts, {0: sampled}, {0: unverified})
+    batch.control._learning._learn_not_taken(drafts, {0: sampled}, {0: unverified})
     batch.control._acceptance.learn_held()
     expected.learn(outcomes(drafts, [good], ints(decided)))
     found = batch.control._acceptance.drafted_survival(drafts)
