@@ -87,7 +87,7 @@ class SelectedDrafter:
             np.ones((count, self._cap + 1)),
             StepFacts(other_rows=0, kv_tokens=0, kv_sequences=count),
         )
-        return StepDrafts(chosen=range(count), lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
+        return StepDrafts(sequences=[], lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
 
     def _model_lengths(self, step: StepDrafts) -> Ints:
         """Return the tokens [S] that the model drafts instead of text, as policies without costs say."""

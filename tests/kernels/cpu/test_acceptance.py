@@ -74,10 +74,8 @@ class Twins:
         looked = self.drafts(np.tile(slots, num_methods), methods)
         notes, row_price = bool(self.rng.random() < 0.5), float(self.rng.choice([0.0, 0.4, 0.7, 1.0]))
         limit = self.rng.integers(1, CAP + 1, count)
-        steps = [
-            StepDrafts(chosen=range(count), lengths=limit, candidates=step_drafts(looked, limit).candidates)
-        ] * 2
-        steps = [StepDrafts(chosen=each.chosen, lengths=limit, candidates=each.candidates) for each in steps]
+        asked = step_drafts(looked, limit).candidates
+        steps = [StepDrafts(sequences=[], lengths=limit, candidates=asked) for _ in range(2)]
         left = np.where(self.rng.random(count) < 0.2, 1, 0)
         by_model = left.nonzero()[0]
         modelled = self.drafts(slots[by_model], np.zeros(len(by_model), dtype=np.int64))

@@ -45,7 +45,7 @@ class LookingTwins(Twins):
         count, candidates = len(slots), Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
         columns, survival, num_promising = native.look(self.texts, slots, limits, row_price)
         looked = StepDrafts(
-            chosen=range(count),
+            sequences=[],
             lengths=limits,
             candidates=candidates,
             is_looked=True,
@@ -54,7 +54,7 @@ class LookingTwins(Twins):
         )
         requests = tuple(map(DraftRequest, slots.tolist(), limits.tolist()))
         plan = DraftPlan(step=0, width=CAP, requests=requests, from_text=True)
-        planned = StepDrafts(chosen=range(count), lengths=limits, candidates=candidates)
+        planned = StepDrafts(sequences=[], lengths=limits, candidates=candidates)
         found = Drafts(step=0, table=self.drafter.propose(plan).table, run_s=0.0)
         planned.take_text(found, self.python, notes=False, row_price=row_price)
         assert num_promising == np.count_nonzero(

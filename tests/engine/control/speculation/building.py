@@ -121,7 +121,7 @@ def step_drafts(
     """Drafts of which a step verifies the first `kept` tokens that are not decided yet."""
     count, width = len(drafts.slots), drafts.width
     return StepDrafts(
-        chosen=range(count),
+        sequences=[],
         lengths=drafts.lengths,
         candidates=candidates(np.ones((count, width + 1)), slots=drafts.slots),
         num_decided=num_decided,

@@ -198,7 +198,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> Non
     assert len(policy.seen) == 2
     cached = decide()
     assert len(policy.seen) == 2
-    assert len(cached.chosen) == 33
+    assert len(cached.sequences) == 33
     assert cached.lengths[-1] == round(sum(cached.lengths[:-1]) / 32)
 
     driver.add(*(asking(f"later {i}", prompt=2, max_tokens=50) for i in range(4)))
@@ -223,7 +223,7 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
         step = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
         assert step is not None
         assert step.stop is not None
-        assert len(step.stop.pass_prices) >= len(step.chosen) == num_fitting
+        assert len(step.stop.pass_prices) >= len(step.sequences) == num_fitting
 
 
 def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting() -> None:
@@ -241,7 +241,7 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
         assert step.stop is not None
         dropped = empty_table([slot], "draft_model", DRAFT_CAP)
         assert control.drafted(step, Drafts(step=1, table=dropped, run_s=0.001, passes=1)) is None
-        control.keep(step, running, lambda _, asked: asked)
+        control.keep(step, lambda _, asked: asked)
         assert step.verified() == []
         expected.append(control._acceptance.survival(np.array([slot]), by_model=True).item(0, 1))
     assert expected[0] < 0.7

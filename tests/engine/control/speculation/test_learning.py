@@ -68,7 +68,7 @@ class Batch:
         )
 
     def keep(self, drafts: StepDrafts) -> None:
-        self.control.keep(drafts, self.sequences, lambda _, asked: asked)
+        self.control.keep(drafts, lambda _, asked: asked)
 
     def verify(self, drafts: StepDrafts | None = None, *, failed: tuple[int, ...] = (), num_cut: int = 0) -> None:
         """A step verifies these drafts; None: the usual ones, whole."""
@@ -203,7 +203,7 @@ def made(drafts: DraftTable, *, passes: int, run_s: float, missing_kv: int = 0) 
     """Drafts that a model has made and that no policy has cut yet."""
     count = len(drafts.slots)
     return StepDrafts(
-        chosen=range(count),
+        sequences=[],
         lengths=drafts.lengths,
         candidates=candidates(constant(0.5, count, CAP), missing_kv=full(count, missing_kv)),
         drafts=Drafts(step=1, table=drafts, run_s=run_s, passes=passes),
