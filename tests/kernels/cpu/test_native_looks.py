@@ -42,7 +42,7 @@ class LookingTwins(Twins):
         """Look up natively, and by a plan among whose answers Python chooses."""
         native = self.native.native
         assert native is not None
-        count, candidates = len(slots), Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
+        candidates = Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
         columns, survival, num_promising = native.look(self.texts, slots, limits, row_price)
         looked = StepDrafts(
             sequences=[],

@@ -1,6 +1,6 @@
 """Worth of the constants that decide drafts: simulated throughput with each of them halved and doubled.
 
-    python -m benchmarks simulator.constants OUT.json [--tokens 60]
+    python -m benchmarks exactness.constants OUT.json [--tokens 60]
 
 Of the modules in SOURCES every number at the top of a module is changed alone, in all modules that import it, and
 the scenarios of exactness.decisions_hash with the policy `faser` run again: 5 kinds under 6 conditions. A number
@@ -108,4 +108,4 @@ def main() -> None:
             entry[way] = {"mean": round(fmean(gains), 4), "lowest": round(min(gains), 4), "changed": changed}
         found[f"{module.__name__.removeprefix('faser.engine.control.')}.{name}"] = entry
         print(name, entry, flush=True)
-        write_json(options.out, {**about("simulator.constants"), "scenarios": len(usual), "constants": found})
+        write_json(options.out, {**about("exactness.constants"), "scenarios": len(usual), "constants": found})
