@@ -112,7 +112,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Reading the prompts included."""
+        """Tokens per second, prefill included."""
         return self.tokens / self.seconds
 
     @property

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.blocks.graphs import BlockGraphs, BlockPass
 from faser.engine.execution.drafting.blocks.model import BlockModel, block_rows
@@ -47,6 +46,7 @@ from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.optional import maybe
+from faser.types.arrays import Ints
 
 _log = logging.getLogger("faser")
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
@@ -57,6 +56,7 @@ from faser.kernels.interface.blocks import (
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 class StateLoop(DraftLoop, Protocol):
