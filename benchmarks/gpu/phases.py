@@ -56,14 +56,15 @@ PHASES = (
     _phase("passes", "decoding.passes:run", 0.09, 60.0, "whole steps each way, and their kernels"),
     _phase("cycle", "decoding.cycle_gap:run", 0.05, 50.0, "drafting and verifying, and what the device waits"),
     _phase(
-        "policies", "decoding.policies:run", 0.09, 60.0, "policies at given acceptance, 8B and its draft model"
+        "policies", "decoding.policies:run", 0.08, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
     _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
     _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),
     _phase("vllm", "decoding.vllm_arm:run", 0.12, 75.0, "the same work by vLLM", "vllm"),
     _phase("family_checks", "checks.checks:run_families", 0.07, 40.0, "mixtures, sinks, windows, heads of 256"),
     _phase("mixtures", "decoding.mixtures:run", 0.06, 40.0, "steps of mixtures of experts"),
-    _phase("few_rows", "decoding.few_rows:run", 0.03, 20.0, "products of up to 8 rows in 16 and 8 bits, each way"),
+    _phase("few_rows", "decoding.few_rows:run", 0.02, 20.0, "products of up to 8 rows in 16 and 8 bits, each way"),
+    _phase("products", "decoding.products:run", 0.02, 20.0, "products alone, by torch and FlashInfer"),
     _phase("few_row_mixtures", "decoding.few_row_mixtures:run", 0.03, 30.0, "mixtures of up to 8 rows, each way"),
     _phase("prompts", "decoding.prompts:run", 0.03, 40.0, "prompts alone, and in pieces beside decoding"),
     _phase("grammar", "decoding.grammar:run", 0.01, 20.0, "one request with a grammar among others"),
@@ -101,7 +102,14 @@ RUNS: Mapping[str, Run] = {
     "b": Run(
         about="products of few rows, policies, a head, and a grammar",
         budget_s=480.0,
-        seconds={"environment": 15.0, "few_rows": 60.0, "grammar": 25.0, "heads": 45.0, "policies": 250.0},
+        seconds={
+            "environment": 15.0,
+            "few_rows": 45.0,
+            "products": 25.0,
+            "grammar": 25.0,
+            "heads": 45.0,
+            "policies": 240.0,
+        },
     ),
     "c": Run(
         about="whether drafting during verification can pay, prompts, and checks of mixtures",

@@ -253,6 +253,13 @@ def _few_rows(result: Json) -> str:
     return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
 
 
+def _products(result: Json) -> str:
+    """Each way, then torch's on fewer processors, then the shares that were predicted of the fastest."""
+    columns = ("model", "rows", "unit", "way", "us", "times_torch", "difference", "refused")
+    tables = (("cells", columns), ("carved", columns), ("predicted", ("rows", "least", "most")))
+    return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
+
+
 def _few_row_mixtures(result: Json) -> str:
     """Layers by way, then whole steps with what was predicted."""
     steps = [each | {"ms": each["step_ms"]["median"]} for each in result.get("cells", [])]
@@ -388,6 +395,7 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),
     ("Products of few rows", "few_rows", _few_rows),
+    ("Products alone", "products", _products),
     ("Mixtures of few rows", "few_row_mixtures", _few_row_mixtures),
     ("Prompts", "prompts", _prompts),
     ("A grammar among other requests", "grammar", _grammar),

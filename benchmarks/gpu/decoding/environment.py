@@ -31,7 +31,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.startup.device import modules_of
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
-from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, spec_of
+from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, product_modules, spec_of
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
 from faser.kernels.interface.fp8 import FP8
 
@@ -44,7 +44,7 @@ def needed_modules(sizes: Sizes) -> tuple[Module, ...]:
         CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=stored)
         for each, stored in (*((each, torch.bfloat16) for each in shapes), (sizes.target, FP8))
     ]
-    return modules_of(models)
+    return (*modules_of(models), *product_modules(ARCH))
 
 
 def loaded() -> Json:

@@ -211,6 +211,7 @@ TABLES = {
     "family_checks": ("checks",),
     "mixtures": ("models", "cells"),
     "few_rows": ("predicted", "products", "layers"),
+    "products": ("predicted", "cells", "carved"),
     "few_row_mixtures": ("layers", "cells"),
     "prompts": ("alone", "beside"),
     "grammar": ("cells",),
