@@ -12,7 +12,7 @@ earlier than whatever comes then.
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, DraftRequest, StepPlan, StepResult, StepSpan
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.kv_cache import KvManager
@@ -24,6 +24,7 @@ from faser.engine.control.speculation.policy import OtherRows
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_builder import StepInFlight, StepsInFlight
 from faser.engine.control.waiting_queue import WaitingQueue
+from faser.types.arrays import Ints
 
 
 class DraftPlanner:

@@ -28,6 +28,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.waiting_queue import WaitingQueue
 
+# Reasoned, and varied in no filed run.
 _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well

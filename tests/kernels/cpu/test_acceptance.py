@@ -15,13 +15,14 @@ import pytest
 
 from benchmarks.exactness.decisions_hash import Condition, Kind, scenario_hash
 from faser.config.speculation import PASS_METHODS
-from faser.engine.contract.drafts import DraftTable, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import best_prefixes
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
+from faser.types.arrays import Ints
 from tests.engine.control.speculation.building import answer, step_drafts
 from tests.engine.control.speculation.python_acceptance import PythonAcceptance
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, PROMPT_ROWS, SpeculationConfig
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.plan import DrafterCheck, DraftPlan, StepPlan
 from faser.engine.control.clock import Clock
@@ -46,11 +46,11 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from faser.types.answer import SpeculationSummary, StepTrace
+from faser.types.arrays import ZERO, Ints
 from faser.types.statistics import SpeculationStats
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
-_ZERO = np.array(0)
 
 
 class SpeculationControl:
@@ -448,7 +448,7 @@ class SpeculationControl:
         """Return the maximum number of tokens [S] that each sequence may draft; None: none may draft any."""
         wanted = np.minimum(batch.caps, batch.remaining)
         limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
-        if np.count_nonzero(limit > _ZERO) == len(limit):
+        if np.count_nonzero(limit > ZERO) == len(limit):
             return limit
         self._statistics.count_bypassed(REQUEST, wanted <= 0)
         self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
@@ -499,8 +499,8 @@ class SpeculationControl:
         limit = np.minimum(step.lengths, self._model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
         if step.share:  # the model drafts during a step, so its passes cost the step nothing
-            by_model = np.add.reduce(survival[:, 1:], axis=1)
-            return np.where(by_model > np.add.reduce(step.survival[:, 1:], axis=1), limit, 0)
+            by_model = survival[:, 1:].sum(axis=1)
+            return np.where(by_model > step.survival[:, 1:].sum(axis=1), limit, 0)
         candidates = step.candidates.drafted(limit, survival)
         self._acceptance.note_drafts(slots, step.lengths, table.lengths, step.survival, by_model=False)
         lengths = self._policy.model_lengths(candidates, candidates.drafted(table.lengths, step.survival))

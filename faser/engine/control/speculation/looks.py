@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import Drafts, DraftTable
 from faser.engine.contract.native_acceptance import Texts
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.acceptance import Acceptance
@@ -20,6 +20,7 @@ from faser.engine.control.speculation.policy import Candidates, OtherRows, Polic
 from faser.engine.control.speculation.state import Batch, SpeculationState
 from faser.engine.control.speculation.statistics import MEMORY, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.types.arrays import Ints
 
 _PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
 _NO_CANDIDATES = Candidates.alike(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.ones((0, 1)))

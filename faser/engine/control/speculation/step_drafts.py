@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable
 from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.policy import Candidates
+from faser.types.arrays import Floats, Ints
 
-_BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
 _NO_SURVIVAL: Floats = np.zeros((0, 1))
 _NO_PLAN = DraftPlan(step=0, width=0, requests=())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts, Ints, empty_table
+from faser.engine.contract.drafts import Drafts, empty_table
 from faser.engine.contract.plan import DraftPlan, StepSpan, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
@@ -27,6 +27,7 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 from faser.types.request import Request, Slo, SpeculationParams
 from faser.types.statistics import SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts, DraftTable, Floats, joined, table_of
+from faser.engine.contract.drafts import Drafts, DraftTable, joined, table_of
 from faser.engine.contract.plan import StepPlan, StepRows
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
@@ -19,6 +19,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats
 from tests.engine.control.speculation.building import (
     candidates,
     constant,
