@@ -84,6 +84,24 @@ class Drafter(Protocol):
         ...
 
 
+class NoDrafter:
+    """Stands in for a Drafter in an engine that has none: it is told of sequences, and never asked for drafts."""
+
+    drafts_overlapped = False
+
+    def start(self, start: SequenceStart) -> None:
+        """Nothing is remembered of a sequence."""
+
+    def propose(self, plan: DraftPlan, _: Callable[[], bool] | None = None, /) -> Proposals:
+        raise AssertionError(f"drafts are asked for before step {plan.step}; this engine has no drafter")
+
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Nothing is remembered of tokens."""
+
+    def release(self, slot: int) -> None:
+        """Nothing was remembered by slot."""
+
+
 def by_slot(
     slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
