@@ -1,7 +1,7 @@
 """Checks and measures FASER on a CUDA device, in runs of a few minutes.
 
     python -m benchmarks.gpu run OUT --run a --archive FILE.tar.gz
-    python -m benchmarks.gpu run OUT [--phases checks,plain] [--smollm2 DIR] [--trace CSV] [--vllm DIR] [--dry-run]
+    python -m benchmarks.gpu run OUT [--phases checks,plain] [--vllm DIR] [--dry-run]
     python -m benchmarks.gpu report OUT|ARCHIVE... -o FOLDER [--picture SVG]
 
 See benchmarks/gpu/README.md.
@@ -105,10 +105,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
     return Plan(
         out=asked.out,
         dry_run=asked.dry_run,
-        smollm2=asked.smollm2,
-        prompts=asked.prompts,
         vllm=asked.vllm,
-        trace=asked.trace,
         commit=asked.commit,
     )
 
@@ -172,9 +169,6 @@ def parser() -> argparse.ArgumentParser:
     add("--phases", default="", help="some of them, by name, with commas between [all]")
     add("--budget-s", type=float, default=480.0, help="seconds after which nothing runs any more [480]")
     add("--archive", type=Path, metavar="FILE", help="pack all results there, at every phase's end [not packed]")
-    add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
-    add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
-    add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")
     add("--vllm", type=Path, metavar="DIR", help="folder to import vLLM from")
     add("--commit", metavar="TEXT", help="of this checkout [what git says]")
     add("--dry-run", action="store_true", help="tiny models on the CPU, to see that everything runs")

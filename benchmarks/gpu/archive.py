@@ -20,7 +20,7 @@ from benchmarks.gpu.report import page, summary
 from faser.files import replacing, write_atomically
 
 MOST_BYTES = 16 << 20  # of a file that comes back
-_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz", "arrivals/*")
+_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz")
 _MOST_LOG_BYTES = 200_000  # of each log: its end
 
 

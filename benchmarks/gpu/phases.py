@@ -58,14 +58,12 @@ PHASES = (
     _phase(
         "policies", "decoding.policies:run", 0.08, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
-    _phase("real_text", "decoding.real_text:run", 0.05, 60.0, "policies over text", "smollm2"),
     _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
-    _phase("overlap", "decoding.overlap:run", 0.06, 60.0, "drafting during verification, by mode"),
-    _phase("arrivals", "decoding.real_text:run_arrivals", 0.05, 60.0, "each part of speculation", "trace"),
-    _phase("vllm", "decoding.vllm_arm:run", 0.05, 75.0, "the same work by vLLM", "vllm"),
+    _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),
+    _phase("vllm", "decoding.vllm_arm:run", 0.12, 75.0, "the same work by vLLM", "vllm"),
     _phase("family_checks", "checks.checks:run_families", 0.07, 40.0, "mixtures, sinks, windows, heads of 256"),
     _phase("mixtures", "decoding.mixtures:run", 0.06, 40.0, "steps of mixtures of experts"),
-    _phase("few_rows", "decoding.few_rows:run", 0.02, 20.0, "products of up to 8 rows, 16 and 8 bits, each way"),
+    _phase("few_rows", "decoding.few_rows:run", 0.02, 20.0, "products of up to 8 rows in 16 and 8 bits, each way"),
     _phase("products", "decoding.products:run", 0.02, 20.0, "products alone, by torch and FlashInfer"),
     _phase("few_row_mixtures", "decoding.few_row_mixtures:run", 0.03, 30.0, "mixtures of up to 8 rows, each way"),
     _phase("prompts", "decoding.prompts:run", 0.03, 40.0, "prompts alone, and in pieces beside decoding"),
@@ -108,9 +106,9 @@ RUNS: Mapping[str, Run] = {
             "environment": 15.0,
             "few_rows": 60.0,
             "products": 25.0,
-            "policies": 250.0,
             "grammar": 25.0,
             "heads": 45.0,
+            "policies": 250.0,
         },
     ),
     "c": Run(

@@ -23,25 +23,6 @@ def overlap(result: Json) -> str:
     return "\n\n".join(part for part in (table, result.get("decision"), *refused, *stopped, lanes, gaps) if part)
 
 
-def arrivals(result: Json) -> str:
-    if "not there" in result:
-        return str(result["not there"])
-    rows = [
-        (
-            f"{row['load']:g}",
-            row["arm"],
-            f"{row['tokens_per_s']['median']:,.0f}",
-            "–" if row["throughput"] is None else f"{row['throughput']['median']:.2f}x",
-            "–" if row["latency"] is None else f"{row['latency']['median']:.2f}x",
-            f"{row['ahead_share']:.0%}",
-            str(row["different"]),
-        )
-        for row in result.get("rows", [])
-    ]
-    columns = ("load", "arm", "tokens/s", "throughput", "latency", "overlapped", "other answers")
-    return markdown(columns, rows) if rows else ""
-
-
 _OVERLAP = (
     "drafter",
     "partition",
@@ -408,10 +389,8 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Attention of a layer, by tile", "attention", _attention),
     ("Drafting and verifying", "cycle", _cycle),
     ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
-    ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
     ("Copies and passes on some of the processors", "lanes", _lane_rates),
     ("Drafting ahead: times drafting before the step", "overlap", overlap),
-    ("Arrivals of a trace: against fixed:3", "arrivals", arrivals),
     ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),

@@ -3,7 +3,6 @@
 ProgressReporter shows the stages of a start, runs_bar runs of similar length; the others are of `faser distill`.
 """
 
-import math
 import sys
 import threading
 import time
@@ -189,7 +188,7 @@ class TrainingBar:
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(stderr=True)
         self._clock = clock
-        self._printed_s = -math.inf
+        self._printed_s = float("-inf")
         self._first: tuple[float, float] | None = None  # when, and the share of then
         self._bar = Progress(
             TextColumn("training"),

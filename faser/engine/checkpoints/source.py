@@ -12,14 +12,7 @@ from glob import escape
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
-from faser.engine.checkpoints.files import (
-    GGUF_WEIGHTS,
-    TEMPLATES,
-    TORCH_WEIGHTS,
-    gguf_file,
-    refuse_special_files,
-    weight_files,
-)
+from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
 from faser.engine.checkpoints.gguf.names import choose, model_files, part_names, part_paths
 from faser.errors import ModelError
 from faser.types.engine import ProgressCallback
@@ -183,7 +176,8 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
         return _checked(path / next(iter(models.values())))
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
-    weights = weight_files(path)
+    gguf = gguf_file(path)
+    weights = sorted(path.glob("*.safetensors")) if gguf is None else [gguf]
     if not weights:  # a head may have another file
         weights = [pickled] if (pickled := path / TORCH_WEIGHTS).is_file() else []
     if not weights:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
 from faser.engine.execution.drafting.ahead import DraftsAhead, FollowedStep
 from faser.engine.execution.drafting.loop import DraftBatch
@@ -31,10 +30,11 @@ from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
-from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
+from faser.types.arrays import Bools, Ints
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.native_acceptance import Texts
 from faser.engine.contract.plan import (
     PLACEHOLDER,
@@ -51,6 +51,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types.answer import PositionLogprobs
+from faser.types.arrays import Ints
 
 # Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
 _VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]

@@ -92,6 +92,8 @@ def test_merging_takes_the_latest_complete_record_of_each_phase(tmp_path: Path) 
     ]
     assert "| verify | 0 | SKIPPED: late | 0 |" in (out / "report.md").read_text()
     assert json.loads((out / "summary.json").read_text())["device"]["name"] == "H200"
+    assert main(["report", str(out), "-o", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "plain.json").read_text() == (out / "plain.json").read_text()
 
 
 def test_archives_of_two_devices_are_not_merged(tmp_path: Path) -> None:

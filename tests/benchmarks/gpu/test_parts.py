@@ -10,7 +10,6 @@ import torch
 from benchmarks.gpu.checks.tokens import LEAST_P, exact_distribution, verified
 from benchmarks.gpu.decoding.clocks import Clocks
 from benchmarks.gpu.decoding.policies import arms_of, in_order, rows_of, synthetic
-from benchmarks.gpu.decoding.real_text import Grown, wide_spec
 from benchmarks.gpu.decoding.vllm_arm import asked
 from benchmarks.gpu.models import (
     LLAMA_1B,
@@ -27,12 +26,10 @@ from benchmarks.gpu.models import (
 )
 from benchmarks.gpu.plan import ON_CPU, ON_DEVICE, Plan, fitting
 from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts
-from benchmarks.models.grow_model import Growth
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.sources import SafetensorsSource
 from faser.errors import EngineError
 from faser.types.answer import FinishReason
 from faser.types.request import Request
@@ -319,16 +316,3 @@ def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(
     assert all(each["p_value"] > LEAST_P for each in right.values())
     assert all(each["p_value"] < LEAST_P for each in wrong.values())
     assert 0.2 < right["rejection"]["accepted"] < 0.9
-
-
-def test_a_growing_source_gives_what_the_growth_gives_in_order_and_any_size(tiny_checkpoint: Path) -> None:
-    spec = read_model_config(tiny_checkpoint).spec
-    wide = wide_spec(spec, 96, 200, 3)
-    assert (wide.attention.num_heads, wide.num_kv_heads, wide.feed_forward.size) == (6, 3, 200)
-    source = SafetensorsSource(tiny_checkpoint)
-    grown = Grown(Growth(spec, wide), source)
-    wanted = {name: each for shard in Growth(spec, wide).shards(source) for name, each in shard.items()}
-    assert set(grown.names()) == set(wanted)
-    for name in grown.names():
-        assert torch.equal(grown.get(name), wanted[name])
-    assert {name: tuple(each.shape) for name, each in wanted.items()} == tensors.tensor_shapes(wide)

@@ -73,18 +73,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """A dry run for which everything is there."""
     vllm = tmp_path_factory.mktemp("vllm")
     (vllm / "vllm").mkdir()
     (vllm / "vllm" / "__init__.py").write_text(VLLM)
-    prompts = vllm / "questions.jsonl"
-    prompts.write_text('{"question_id": 1, "category": "short", "turns": ["Hi?"]}\n')
-    trace = vllm / "trace.csv"
-    moments = (f"2023-11-16 18:{15 + i // 60:02}:{i % 60:02}.0000000,{10 + i},{3 + i % 5}\n" for i in range(1500))
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(moments))
     out = tmp_path_factory.mktemp("out")
-    return Plan(out=out, dry_run=True, smollm2=tiny_checkpoint, prompts=prompts, vllm=vllm, trace=trace)
+    return Plan(out=out, dry_run=True, vllm=vllm)
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +206,7 @@ TABLES = {
     "passes": ("rows", "profiles", "kernels"),
     "cycle": ("cells",),
     "policies": ("turns", "rows"),
-    "real_text": ("parameters", "says", "turns", "rows"),
     "overlap": ("lanes", "turns", "rows", "gaps", "decision"),
-    "arrivals": ("bearing", "rows"),
     "vllm": ("arms", "rows"),
     "family_checks": ("checks",),
     "mixtures": ("models", "cells"),
@@ -241,12 +234,10 @@ def test_a_second_run_does_nothing_again_and_writes_the_same_report(
     plan: Plan, records: dict[str, Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Planted: a phase that is run again, a report of the phases of this run alone."""
-    given = {name: getattr(plan, name) for name in ("smollm2", "prompts", "trace", "vllm")}
     files = {path: path.stat().st_mtime_ns for path in plan.out.rglob("*.json") if path.stem in records}
     assert len(files) == len(PHASES)
 
-    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    assert main(["run", str(plan.out), "--dry-run", *flags]) == 0
+    assert main(["run", str(plan.out), "--dry-run", "--vllm", str(plan.vllm)]) == 0
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.endswith(": there already")] == [
         f"{phase.name}: there already" for phase in PHASES
@@ -348,9 +339,8 @@ def test_a_phase_that_there_is_not_is_refused_by_name() -> None:
 
 
 def test_phases_without_their_input_take_no_time_of_others(tmp_path: Path) -> None:
-    phases = {phase.name: phase for phase in with_work(Plan(out=tmp_path, smollm2=tmp_path), PHASES)}
+    phases = {phase.name: phase for phase in with_work(Plan(out=tmp_path), PHASES)}
     assert phases["vllm"].share == 0.0
-    assert phases["real_text"].share > 0.0
     given: list[tuple[str, float]] = []
 
     def launch(phase: Phase, budget_s: float) -> Record:

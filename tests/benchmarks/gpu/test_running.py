@@ -15,6 +15,7 @@ from benchmarks.gpu.phases import GRACE, GRACE_S, PHASES, RUNS, Phase, phases_of
 from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.travel.day import BUDGETS_S
 from tests.benchmarks.gpu.rehearsed_phases import NAMES
+from tests.waiting import has_ended
 
 ROOT = Path(__file__).parents[3]
 START_S = 90.0  # of a machine, and transfers
@@ -140,7 +141,7 @@ def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(
     assert [each for each in NAMES if each in records and records[each].complete] == list(before)
     for each in before:
         assert records[each].result == {"kept before": each, "kept at the end": each}
-    assert _ends(process)
+    assert has_ended(process)
 
 
 @pytest.mark.slow
@@ -153,16 +154,3 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "checks: there already" in said
     filed = read_records(tmp_path / "a.tar.gz")
     assert [filed[each].record.state for each in NAMES] == ["complete"] * len(NAMES)
-
-
-def _ends(process: int) -> bool:
-    """Whether a process is gone soon."""
-    for _ in range(100):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        if Path(f"/proc/{process}/stat").read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.05)
-    return False

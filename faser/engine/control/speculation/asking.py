@@ -14,6 +14,7 @@ from faser.engine.contract.plan import StepPlan
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.types.statistics import PaidRatio, SpeculationBalance
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
 _LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time
 _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others

@@ -19,16 +19,15 @@ can be compared with the tokens that the step samples anyway. (arXiv 2601.11580 
 the drafter than in the length of the draft.)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from faser.config.speculation import AUTO, DRAFT_METHODS, PROMPT_ROWS, SpeculationConfig
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.plan import DrafterCheck, DraftPlan, StepPlan
 from faser.engine.control.clock import Clock
@@ -47,26 +46,11 @@ from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
 from faser.types.answer import SpeculationSummary, StepTrace
+from faser.types.arrays import ZERO, Ints
 from faser.types.statistics import SpeculationStats
 
 FASER = "faser"  # the policy with an objective that overlapped drafting shares
 _PLENTY = 1 << 30  # tokens to be generated yet, where missing KV has no price
-_ZERO = np.array(0)
-
-_Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
-_Method = Callable[Concatenate["SpeculationControl", _Arguments], _Answer]
-
-
-def _counted(decide: _Method[_Arguments, _Answer]) -> _Method[_Arguments, _Answer]:
-    """Count the time of a method as spent on decisions."""
-
-    @wraps(decide)
-    def counted(control: "SpeculationControl", /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
-        with control._statistics.deciding():
-            return decide(control, *args, **kwargs)
-
-    return counted
 
 
 class SpeculationControl:
@@ -219,7 +203,6 @@ class SpeculationControl:
 
     # Before a step.
 
-    @_counted
     def decide(
         self, sequences: Many[Sequence], others: OtherRows, *, budget: int, room: Room
     ) -> StepDrafts | None:
@@ -227,44 +210,45 @@ class SpeculationControl:
 
         sequences: that may draft. budget: rows of a step. room: how many of the given tokens have KV blocks.
         """
-        count = len(sequences)
-        if self._passes(count, others=others.sequences, prompts=others.has_prompts):
-            return None
-        num_steps = self._pauses.ask(self._state.num_changes)
-        batch = self._state.batch(sequences)
-        limit = self._limits(batch, others.leave(budget, count))
-        if limit is None:
-            self._pauses.since += 1
-            self._pauses.lengthen()
-            return None
-        if self._looks_first:
-            return self._looks.look(self._policy, batch, limit, others)
-        overlap, is_faser = self._overlap, self._policy.name == FASER
-        wanted = overlap.wants(count + others.sequences, measured=is_faser, prompts=others.has_prompts)
-        is_due = overlap.is_due(num_steps) and wanted
-        if not wanted:
-            overlap.stop()
-        elif overlap.is_on and not is_due:
-            return None
-        cached = self._state.cached_decision(count, is_due=is_due)
-        candidates, lengths = self._lengths(batch, limit, others, cached)
-        if is_due:
-            overlap.choose(candidates, None if is_faser else lengths)
-            if overlap.is_on:
-                self._state.expire_decision()
-                self._pauses.end()
+        with self._statistics.deciding():
+            count = len(sequences)
+            if self._passes(count, others=others.sequences, prompts=others.has_prompts):
                 return None
-        drafts = self._with_room(sequences, candidates, lengths, room)
-        if drafts is None:
-            return None
-        if cached is not None and cached.num_drafting >= len(drafts.lengths):
-            drafts.stop = cached.stop
-        else:  # a cached rule has too few prices if blocks were short when it was made
-            drafts.stop = self._policy.stop_rule(drafts.candidates, drafts.lengths)
-        drafts.is_new, drafts.is_drawn = cached is None, not self._is_point_mass
-        if cached is None:
-            self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.chosen))
-        return drafts
+            num_steps = self._pauses.ask(self._state.num_changes)
+            batch = self._state.batch(sequences)
+            limit = self._limits(batch, others.leave(budget, count))
+            if limit is None:
+                self._pauses.since += 1
+                self._pauses.lengthen()
+                return None
+            if self._looks_first:
+                return self._looks.look(self._policy, sequences, batch, limit, others)
+            overlap, is_faser = self._overlap, self._policy.name == FASER
+            wanted = overlap.wants(count + others.sequences, measured=is_faser, prompts=others.has_prompts)
+            is_due = overlap.is_due(num_steps) and wanted
+            if not wanted:
+                overlap.stop()
+            elif overlap.is_on and not is_due:
+                return None
+            cached = self._state.cached_decision(count, is_due=is_due)
+            candidates, lengths = self._lengths(batch, limit, others, cached)
+            if is_due:
+                overlap.choose(candidates, None if is_faser else lengths)
+                if overlap.is_on:
+                    self._state.expire_decision()
+                    self._pauses.end()
+                    return None
+            drafts = self._with_room(sequences, candidates, lengths, room)
+            if drafts is None:
+                return None
+            if cached is not None and cached.num_drafting >= len(drafts.lengths):
+                drafts.stop = cached.stop
+            else:  # a cached rule has too few prices if blocks were short when it was made
+                drafts.stop = self._policy.stop_rule(drafts.candidates, drafts.lengths)
+            drafts.is_new, drafts.is_drawn = cached is None, not self._is_point_mass
+            if cached is None:
+                self._state.cache_decision(candidates, lengths, drafts.stop, len(drafts.sequences))
+            return drafts
 
     def _lengths(
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
@@ -332,39 +316,39 @@ class SpeculationControl:
         self._pauses.skip()
         self._statistics.count_bypasses(GAIN if self._state.any_may_draft else REQUEST, count)
 
-    @_counted
     def drafted(self, step: StepDrafts, answer: Drafts) -> DraftPlan | None:
         """Take in the answer to step.plan. Returns the plan that goes out next; None: all drafts are there."""
-        if not step.plan.from_text:
-            step.take(answer)
-            return None
-        notes = step.is_new and not self._costs.has_passes and not step.looks_first
-        row_price = self._looks.row_price if step.looks_first else 0.0
-        step.take_text(answer, self._acceptance, notes=notes, row_price=row_price)
-        return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
+        with self._statistics.deciding():
+            if not step.plan.from_text:
+                step.take(answer)
+                return None
+            notes = step.is_new and not self._costs.has_passes and not step.looks_first
+            row_price = self._looks.row_price if step.looks_first else 0.0
+            step.take_text(answer, self._acceptance, notes=notes, row_price=row_price)
+            return step.leave_to_model(self._left_to_model(step)) if self._config.needs_passes else None
 
-    @_counted
-    def keep(self, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
-        """The policy says what of the drafts the step verifies. sequences: of step.chosen. room: as in decide."""
-        if step.looks_first:
-            self._looks.keep(self._policy, step, sequences, room)
-            return
-        table, has_passes = step.table, self._costs.has_passes
-        is_chosen = len(step.taken) > 0 and not len(step.by_model)
-        if not is_chosen:
-            step.survival = self._acceptance.drafted_survival(table)
-        self._learning.drafting(step, notes=step.is_new and (step.has_drafts if has_passes else not is_chosen))
-        step.kept = table.lengths
-        if self._is_point_mass:
-            drafted = step.candidates.drafted(table.lengths, step.survival, after_s=step.drafts.run_s)
-            step.kept = self._policy.keep(drafted, table.lengths)
+    def keep(self, step: StepDrafts, room: Room) -> None:
+        """The policy says what of the drafts the step verifies. room: as in decide."""
+        with self._statistics.deciding():
+            if step.looks_first:
+                self._looks.keep(self._policy, step, room)
+                return
+            table, has_passes = step.table, self._costs.has_passes
+            is_chosen = len(step.taken) > 0 and not len(step.by_model)
+            if not is_chosen:
+                step.survival = self._acceptance.drafted_survival(table)
+            self._learning.drafting(step, notes=step.is_new and (step.has_drafts if has_passes else not is_chosen))
+            step.kept = table.lengths
+            if self._is_point_mass:
+                drafted = step.candidates.drafted(table.lengths, step.survival, after_s=step.drafts.run_s)
+                step.kept = self._policy.keep(drafted, table.lengths)
 
-    @_counted
     def arrived(self, step: StepDrafts, answer: Drafts) -> None:
         """Drafts that were launched ahead have come, with the step that verified them; `learn` follows."""
-        step.take_unread(answer)
-        step.survival = self._acceptance.drafted_survival(step.table)
-        self._learning.drafting(step, notes=step.is_new and step.has_drafts)
+        with self._statistics.deciding():
+            step.take_unread(answer)
+            step.survival = self._acceptance.drafted_survival(step.table)
+            self._learning.drafting(step, notes=step.is_new and step.has_drafts)
 
     @property
     def can_follow(self) -> bool:
@@ -373,45 +357,45 @@ class SpeculationControl:
         config = self._config
         return config.needs_draft_model and not config.drafts_from_text and not self.drafts_overlapped
 
-    def settle(self, step: StepDrafts, sequences: Many[Sequence]) -> None:
-        """The step has been committed that was in flight at the decision. sequences: those of the drafts."""
-        missing_kv = self._state.missing_kv(self._state.batch(sequences))
+    def settle(self, step: StepDrafts) -> None:
+        """The step has been committed that was in flight at the decision."""
+        missing_kv = self._state.missing_kv(self._state.batch(step.sequences))
         found = step.candidates.sequences._replace(missing_kv=missing_kv)
         step.candidates = replace(step.candidates, sequences=found)
 
-    @_counted
     def chunks(self, sequences: Many[Sequence], others: OtherRows, *, budget: int) -> StepDrafts | None:
         """Choose what the next step verifies of the drafts made during the last one.
 
         None: nothing. Arguments as in decide.
         """
-        if not self.drafts_overlapped:
-            return None
-        count = len(sequences)
-        batch = self._state.batch(sequences)
-        limit = np.minimum(batch.caps, batch.remaining)
-        candidates = self._state.candidates(
-            batch,
-            np.clip(limit, 0, others.leave(budget, count)),
-            np.ones((count, self.cap + 1)),  # replaced by that of the drafts
-            others,
-            missing_kv=np.zeros_like(limit),
-            expected=np.full_like(limit, _PLENTY),
-        )
-        ready, table = self._overlap.ready(candidates)
-        if not len(ready):
-            return None
-        candidates = candidates.take(ready)
-        survival, kept = self._overlap.chunks(candidates, table, self._policy)
-        return StepDrafts(
-            chosen=ready.tolist(),
-            lengths=table.lengths,
-            candidates=candidates,
-            drafts=Drafts(step=0, table=table, run_s=0.0),
-            num_decided=1,
-            survival=survival,
-            kept=kept,
-        )
+        with self._statistics.deciding():
+            if not self.drafts_overlapped:
+                return None
+            count = len(sequences)
+            batch = self._state.batch(sequences)
+            limit = np.minimum(batch.caps, batch.remaining)
+            candidates = self._state.candidates(
+                batch,
+                np.clip(limit, 0, others.leave(budget, count)),
+                np.ones((count, self.cap + 1)),  # replaced by that of the drafts
+                others,
+                missing_kv=np.zeros_like(limit),
+                expected=np.full_like(limit, _PLENTY),
+            )
+            ready, table = self._overlap.ready(candidates)
+            if not len(ready):
+                return None
+            candidates = candidates.take(ready)
+            survival, kept = self._overlap.chunks(candidates, table, self._policy)
+            return StepDrafts(
+                sequences=[sequences[i] for i in ready.tolist()],
+                lengths=table.lengths,
+                candidates=candidates,
+                drafts=Drafts(step=0, table=table, run_s=0.0),
+                num_decided=1,
+                survival=survival,
+                kept=kept,
+            )
 
     @property
     def drafts_overlapped(self) -> bool:
@@ -422,7 +406,6 @@ class SpeculationControl:
         """Drafts may be made concurrently with this step."""
         return self._overlap.takes(plan)
 
-    @_counted
     def decide_overlapped(
         self, sequences: Many[Sequence], num_unverified: Many[int], *, budget: int, room: Room
     ) -> StepDrafts | None:
@@ -431,24 +414,25 @@ class SpeculationControl:
         sequences: that may draft, with num_unverified draft tokens each in the step. budget, room: as in decide;
         room is asked about those tokens and the new ones together.
         """
-        if not self.drafts_overlapped:
-            return None
-        batch = self._state.batch(sequences)
-        unverified = np.array(num_unverified, dtype=np.int64)
-        # The first token of such a draft is no row of the next step: by then it is the bonus token, or wrong.
-        limit = np.minimum(np.minimum(batch.caps, self._limit), batch.remaining - unverified)
-        lengths = self._overlap.lengths(batch.slots, np.minimum(limit, max(budget // len(sequences), 1)))
-        chosen, fitting = self._fitting(sequences, lengths, room, unverified)
-        if not len(chosen):
-            return None
-        slots = batch.slots[chosen]
-        self._statistics.launch_overlapped()
-        return StepDrafts(
-            chosen=chosen.tolist(),
-            lengths=fitting,
-            candidates=Candidates.alike(slots, fitting, np.ones((len(slots), self.cap + 1))),
-            share=self._overlap.share,
-        )
+        with self._statistics.deciding():
+            if not self.drafts_overlapped:
+                return None
+            batch = self._state.batch(sequences)
+            unverified = np.array(num_unverified, dtype=np.int64)
+            # The first token of such a draft is no row of the next step: by then it is the bonus token, or wrong.
+            limit = np.minimum(np.minimum(batch.caps, self._limit), batch.remaining - unverified)
+            lengths = self._overlap.lengths(batch.slots, np.minimum(limit, max(budget // len(sequences), 1)))
+            chosen, fitting = self._fitting(sequences, lengths, room, unverified)
+            if not len(chosen):
+                return None
+            slots = batch.slots[chosen]
+            self._statistics.launch_overlapped()
+            return StepDrafts(
+                sequences=[sequences[i] for i in chosen.tolist()],
+                lengths=fitting,
+                candidates=Candidates.alike(slots, fitting, np.ones((len(slots), self.cap + 1))),
+                share=self._overlap.share,
+            )
 
     # What both use.
 
@@ -464,7 +448,7 @@ class SpeculationControl:
         """Return the maximum number of tokens [S] that each sequence may draft; None: none may draft any."""
         wanted = np.minimum(batch.caps, batch.remaining)
         limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
-        if np.count_nonzero(limit > _ZERO) == len(limit):
+        if np.count_nonzero(limit > ZERO) == len(limit):
             return limit
         self._statistics.count_bypassed(REQUEST, wanted <= 0)
         self._statistics.count_bypassed(LOAD, (wanted > 0) & (limit <= 0))
@@ -482,7 +466,7 @@ class SpeculationControl:
         wanted = lengths.tolist()
         if num_wanted == count and room([*sequences], wanted) == wanted:
             self._pauses.end()
-            return StepDrafts(chosen=range(count), candidates=candidates, lengths=lengths)
+            return StepDrafts(sequences=[*sequences], candidates=candidates, lengths=lengths)
         self._statistics.count_bypassed(GAIN, (lengths <= 0) & (candidates.limit > 0))
         chosen, fitting = self._fitting(sequences, lengths, room, np.zeros_like(lengths))
         if not len(chosen):
@@ -490,7 +474,8 @@ class SpeculationControl:
             return None
         self._pauses.end()
         drafting = candidates if len(chosen) == count else candidates.take(chosen)
-        return StepDrafts(chosen=chosen.tolist(), candidates=drafting, lengths=fitting)
+        fits = [sequences[i] for i in chosen.tolist()]
+        return StepDrafts(sequences=fits, candidates=drafting, lengths=fitting)
 
     def _fitting(
         self, sequences: Many[Sequence], lengths: Ints, room: Room, unverified: Ints
@@ -514,8 +499,8 @@ class SpeculationControl:
         limit = np.minimum(step.lengths, self._model_cap)
         survival = self._acceptance.survival(slots, by_model=True)
         if step.share:  # the model drafts during a step, so its passes cost the step nothing
-            by_model = np.add.reduce(survival[:, 1:], axis=1)
-            return np.where(by_model > np.add.reduce(step.survival[:, 1:], axis=1), limit, 0)
+            by_model = survival[:, 1:].sum(axis=1)
+            return np.where(by_model > step.survival[:, 1:].sum(axis=1), limit, 0)
         candidates = step.candidates.drafted(limit, survival)
         self._acceptance.note_drafts(slots, step.lengths, table.lengths, step.survival, by_model=False)
         lengths = self._policy.model_lengths(candidates, candidates.drafted(table.lengths, step.survival))

@@ -32,9 +32,7 @@ from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel, VerificationCost, steps_to_skip
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
-
-_ZERO = np.array(0)
-_BONUS = np.array(1)  # token of a step after the accepted ones
+from faser.types.arrays import ONE, ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,12 +240,12 @@ class Learning:
         accepted = step.judge(self._acceptance, sampled, num_cut)
         self._learn_held()
         table, survival = step.table, step.survival
-        if np.count_nonzero(accepted < _ZERO):
-            at = (accepted >= _ZERO).nonzero()[0]
+        if np.count_nonzero(accepted < ZERO):
+            at = (accepted >= ZERO).nonzero()[0]
             table, survival, kept, accepted = table.take(at), survival[at], kept[at], accepted[at]
             num_cut = None if num_cut is None else num_cut[at]
         if self._costs.has_passes and not step.num_decided:
-            self._state.extend_draft_kv(table.slots, (table.methods < FIRST_TEXT) * (accepted + _BONUS))
+            self._state.extend_draft_kv(table.slots, (table.methods < FIRST_TEXT) * (accepted + ONE))
         if num_cut is not None:
             self._statistics.count_pruned_rows(table.methods, num_cut)
         self._statistics.count_drafts(table, kept, survival, accepted, num_decided=step.num_decided)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import Drafts, DraftTable
 from faser.engine.contract.native_acceptance import Texts
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.acceptance import Acceptance
@@ -20,6 +20,7 @@ from faser.engine.control.speculation.policy import Candidates, OtherRows, Polic
 from faser.engine.control.speculation.state import Batch, SpeculationState
 from faser.engine.control.speculation.statistics import MEMORY, SpeculationStatistics
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.types.arrays import Ints
 
 _PRICED_STEPS = 4  # that look up drafts: these share a price of a row, and outcomes are learned after them
 _NO_CANDIDATES = Candidates.alike(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.ones((0, 1)))
@@ -53,7 +54,9 @@ class Looks:
         """Another policy decides from now on."""
         self._priced_for = self._price_age = 0
 
-    def look(self, policy: Policy, batch: Batch, limit: Ints, others: OtherRows) -> StepDrafts:
+    def look(
+        self, policy: Policy, sequences: Many[Sequence], batch: Batch, limit: Ints, others: OtherRows
+    ) -> StepDrafts:
         """Look up the drafts of all sequences with a limit, or have the data plane look them up."""
         count = len(limit)
         self._price_age -= 1
@@ -63,10 +66,10 @@ class Looks:
             self.row_price = policy.row_price(self._candidates(batch, limit, others))
             self._priced_for, self._price_age = count, _PRICED_STEPS - 1
         at = limit.nonzero()[0] if np.count_nonzero(limit) < count else None
-        chosen = range(count) if at is None else at.tolist()
         slots, lengths = (batch.slots, limit) if at is None else (batch.slots[at], limit[at])
+        chosen = [*sequences] if at is None else [sequences[i] for i in at.tolist()]
         step = StepDrafts(
-            chosen=chosen, lengths=lengths, candidates=_NO_CANDIDATES, looks_first=True, is_new=is_new
+            sequences=chosen, lengths=lengths, candidates=_NO_CANDIDATES, looks_first=True, is_new=is_new
         )
         if self._texts is None or not self._texts.are_all():
             step.candidates = self._candidates(batch, limit, others, at)
@@ -91,7 +94,7 @@ class Looks:
         found = self._state.candidates(batch, limit, survival, others, missing_kv=left, expected=left)
         return found if at is None else found.take(at)
 
-    def keep(self, policy: Policy, step: StepDrafts, sequences: Many[Sequence], room: Room) -> None:
+    def keep(self, policy: Policy, step: StepDrafts, room: Room) -> None:
         """Keep nothing of drafts that cannot be worth a row by the last price; the policy cuts the others.
 
         Sequences with targets may need tokens at any price.
@@ -114,6 +117,6 @@ class Looks:
         if not len(places):
             return
         at, wanted = at[places], kept[places].tolist()
-        fitting = np.array(room([sequences[i] for i in at.tolist()], wanted), dtype=np.int64)
+        fitting = np.array(room([step.sequences[i] for i in at.tolist()], wanted), dtype=np.int64)
         self._statistics.count_bypassed(MEMORY, fitting <= 0)
         step.kept[at] = fitting

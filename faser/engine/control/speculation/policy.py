@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
+from faser.types.arrays import Floats, Ints
 
 
 class DraftingSequences(NamedTuple):
@@ -166,8 +166,8 @@ class Policy(Protocol):
         text. The default takes the draft with the most expected tokens.
         """
         within = np.arange(candidates.survival.shape[1] - 1) < candidates.limit[:, None]
-        by_model = np.add.reduce(candidates.survival[:, 1:] * within, axis=1)
-        return np.where(by_model > np.add.reduce(by_text.survival[:, 1:], axis=1), candidates.limit, 0)
+        by_model = (candidates.survival[:, 1:] * within).sum(axis=1)
+        return np.where(by_model > by_text.survival[:, 1:].sum(axis=1), candidates.limit, 0)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
         """When a drafter that needs a pass per token stops short of lengths; None: never."""

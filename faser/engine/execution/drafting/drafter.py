@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ from faser.engine.execution.sampling.distribution import draw
 from faser.engine.execution.sampling.kernels import TORCH_SAMPLING, race
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words
 from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.optional import or_else
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
@@ -70,7 +71,7 @@ class DraftSampler(Protocol):
         ...
 
 
-def draft_tokens(token_ids: Ints, margins: Reals) -> DraftTokens:
+def draft_tokens(token_ids: Ints, margins: Floats) -> DraftTokens:
     """Point masses. token_ids, margins: as SamplingKernels gives them, NO_TOKEN and infinities among them."""
     return DraftTokens(
         token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS),

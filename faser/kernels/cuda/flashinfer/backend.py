@@ -45,6 +45,7 @@ from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKern
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates
+from faser.types.activation import Activation
 
 DTYPES = (torch.bfloat16, torch.float16)
 _DELTA_HEAD_DIMS = range(16, 257, 16)
@@ -280,7 +281,7 @@ class FlashInferBackend:
     ) -> Tensor:
         return self._kernels.rms_norm(x, weight, eps, out, residual)
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
         return self._kernels.gate(gate_up, out, activation)
 
     def row_edges(self, _most: int) -> tuple[int, ...]:

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
 from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Buffers
@@ -43,6 +42,7 @@ from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

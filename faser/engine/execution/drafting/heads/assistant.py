@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.assistant import AssistantSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HiddenStates
@@ -50,6 +49,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.optional import present
+from faser.types.arrays import Ints
 
 _BEFORE, _BEHIND = "pre_projection.weight", "post_projection.weight"
 _CENTROIDS, _ORDER = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
