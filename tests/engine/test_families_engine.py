@@ -21,7 +21,7 @@ import torch
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import mixer_shapes
-from faser.kernels.interface.delta_net import StateShape
+from faser.kernels.interface.mixers import StateShape
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer

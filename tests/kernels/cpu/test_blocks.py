@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -30,6 +29,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     TokenInputs,
 )
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
 from tests.kernels.interface.low_bit.blocks import random_blocks

@@ -14,7 +14,7 @@ from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, StateShape
+from faser.kernels.interface.mixers import CHUNK, StateShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_backend import TorchBackend
@@ -40,7 +40,7 @@ class Layer:
 
     def __init__(self, backend: Backend, dtype: torch.dtype, num_snapshots: int = 0) -> None:
         self.backend, self.dtype = backend, dtype
-        self.net = ShortConv(conv=random(SHAPE.kernel, SHAPE.channels))
+        self.net = ShortConv(shape=SHAPE, conv=random(SHAPE.kernel, SHAPE.channels))
         states = StateShape(
             layers=(None, SHAPE), num_slots=2, most_drafts=MOST_DRAFTS, dtype=dtype, num_snapshots=num_snapshots
         )
@@ -56,7 +56,7 @@ class Layer:
             num_drafts=[num_drafts],
         )
         out = torch.full((len(bcx), SHAPE.channels), torch.nan, dtype=self.dtype)
-        self.backend.short_conv(bcx.to(self.dtype), SHAPE, self.net, 1, self.cache.begin(layout), out)
+        self.backend.mix(bcx.to(self.dtype), None, self.net, 1, self.cache.begin(layout), out)
         return out
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.tensors import Ints, Shape
+from faser.engine.execution.models.mixers.kind import Ints
+from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.fp8 import Fp8Rows
@@ -129,7 +130,7 @@ def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
 
 
 def _shared_out(layer: LayerSpec) -> AttentionSpec:
-    assert isinstance(layer.attention, AttentionSpec), "local_spec refuses delta nets"
+    assert isinstance(layer.attention, AttentionSpec), "local_spec refuses mixers"
     return layer.attention
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, KeptStates, StateShape, StateStep, row_counts
+from faser.kernels.interface.mixers import CHUNK, KeptStates, StateShape, StateStep, row_counts
 from faser.kernels.interface.shapes import RowLayout
 
 Ints = NDArray[np.int64]

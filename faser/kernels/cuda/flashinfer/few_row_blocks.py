@@ -16,7 +16,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import CudaLinear, FewRows
-from faser.kernels.interface.backend import Backend, SeparateBlocks
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -25,6 +25,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     columns_of,
 )
+from faser.kernels.interface.forward import SeparateBlocks
 from faser.kernels.interface.shapes import PackedLinear
 
 MOST_ROWS = 8

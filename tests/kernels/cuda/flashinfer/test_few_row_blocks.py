@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from faser.kernels.interface.backend import SeparateBlocks
+from faser.kernels.interface.forward import SeparateBlocks
 from tests.kernels.cuda.flashinfer.chosen import Chosen
 from tests.kernels.cuda.triton.layers import Layer, backend_of
 
