@@ -46,8 +46,11 @@ class MuseGlimmerParser:
     tag: ClassVar[CallTag | None] = None
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
-        if MUSE_GLIMMER.function_of(mark + (yield from MUSE_GLIMMER.read_header(cursor))) is None:
+        recipient = MUSE_GLIMMER.function_of(mark + (yield from MUSE_GLIMMER.read_header(cursor)))
+        if recipient is None:
             raise NotACall
+        if recipient in calls.declared:
+            calls.start(recipient)  # an answer that is cut off here has begun this call
         yield from cursor.skip_spaces()
         if not (yield from cursor.accept(_BLOCK)):
             raise NotACall
