@@ -1,8 +1,9 @@
 """Values that are made of a key at their first use, and kept."""
 
 from collections.abc import Callable
+from inspect import ismethod
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -21,17 +22,22 @@ class Memo(dict[_Key, _Value]):
 
 
 class WeakMemo(Generic[_Key, _Value]):
-    """Values by key, each kept as long as its key lives; make is called for a key that is not there yet."""
+    """Values by key, each kept as long as its key lives; make is called for a key that is not there yet.
+
+    make may be a method of the memo's owner, whom the memo does not keep alive.
+    """
 
     def __init__(self, make: Callable[[_Key], _Value]) -> None:
-        self._make = make
+        self._make = WeakMethod(make) if ismethod(make) else lambda: make
         self._made: WeakKeyDictionary[_Key, _Value] = WeakKeyDictionary()
 
     def __getitem__(self, key: _Key) -> _Value:
         try:
             return self._made[key]
         except KeyError:
-            value = self._made[key] = self._make(key)
+            make = self._make()
+            assert make is not None, "an owner asks its memo"
+            value = self._made[key] = make(key)
             return value
 
     def __len__(self) -> int:

@@ -42,7 +42,8 @@ from faser.kernels.cpu.build import (
     library_path,
     runnable_isas,
 )
-from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
 

@@ -298,6 +298,7 @@ class ServerConfig:
             "lfm2",
             "llama3_json",
             "mistral",
+            "muse_glimmer",
             "openai",
             "phi4_mini_json",
             "pythonic",
@@ -319,9 +320,13 @@ class ServerConfig:
         "auto",
         "How answers are split into reasoning and content. auto: as the chat template suggests. none: they are "
         "not split. qwen3: reasoning is between <think> and </think>. deepseek_r1: <think> may be missing. "
-        "openai_gptoss: reasoning is in the channel analysis of the harmony format. gemma4, granite and mistral: "
-        "it is between the marks of Gemma 4, Granite 3.2 and Magistral.",
-        choices=("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss", "gemma4", "granite", "mistral"),
+        "openai_gptoss: reasoning is in the channel analysis of the harmony format. muse_glimmer: it is in "
+        "messages to=self. gemma4, granite and mistral: it is between the marks of Gemma 4, Granite 3.2 and "
+        "Magistral.",
+        choices=(
+            *("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss", "muse_glimmer", "gemma4", "granite"),
+            "mistral",
+        ),
     )
     generation_config: str = setting(
         OUTPUT,

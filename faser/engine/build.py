@@ -42,7 +42,7 @@ from faser.engine.kv_events import KvEventPublisher
 from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import CompiledAcceptance
-from faser.kernels.interface.delta_net import CHUNK
+from faser.kernels.interface.mixers import CHUNK
 from faser.optional import maybe, present
 from faser.types.engine import ModelInfo, ProgressCallback
 

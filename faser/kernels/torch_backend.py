@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Experts
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
 from faser.kernels.interface.experts import experts_one_by_one
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.kv_cache import SCALE_DTYPE, KvShape, as_bytes, dequantised, quantise_heads, stored
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.mixers import Mixer, MixerShape, StateShape, StateStep, TorchStates
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
-from faser.kernels.interface.short_conv import ConvShape, ShortConv
-from faser.kernels.torch_delta_net import TorchStates, delta_net
-from faser.kernels.torch_short_conv import short_conv
 from faser.types.activation import Activation
 
 _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -98,8 +95,6 @@ class TorchBackend:
         self.has_fp8 = True
         self.has_low_bit = True
         self.has_experts = True
-        self.has_states = True
-        self.has_short_convs = True
         self.experts_read = 0
         self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
@@ -303,23 +298,11 @@ class TorchBackend:
     def allocate_states(self, shape: StateShape) -> TorchStates:
         return TorchStates(shape, self.device)
 
-    def delta_net(
-        self,
-        qkv: Tensor,
-        rates: Tensor,
-        shape: DeltaShape,
-        net: DeltaNet,
-        layer: int,
-        step: StateStep,
-        out: Tensor,
-    ) -> None:
-        held = step.states.layers[layer]
-        delta_net(qkv, rates, shape, net, held, step, out)
+    def mixes(self, _shape: MixerShape) -> bool:
+        return True
 
-    def short_conv(
-        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
-    ) -> None:
-        short_conv(bcx, shape, net, step.states.layers[layer], step, out)
+    def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
+        mixer.mix(x, rates, step.states.layers[layer], step, out)
 
 
 def _num_outputs(packed: _TorchLinear | Fp8Linear | DecodedLowBit) -> int:

@@ -21,11 +21,12 @@ import torch
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import mixer_shapes
-from faser.kernels.interface.delta_net import StateShape
+from faser.kernels.interface.mixers import StateShape
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
+from tests.engine.checkpoints.test_text_halves import WRAPPERS, write_wrapper
 from tests.engine.execution.drafting.seeded_heads import head_spec, write_seeded
 from tests.engine.losslessness.equality import CAP, Answer, add_noise, answers, build, requests
 
@@ -42,6 +43,8 @@ TEMPERATURES = (0.0, 0.8)
 @dataclass(frozen=True)
 class Case:
     """A tiny model. fields: see write_family_model. settings: of its engines. mxfp4: its experts are stored so.
+
+    model_type: or a name of WRAPPERS, whose text half it is.
 
     has_states: recurrent ones, so that sequences share blocks from snapshots on.
     """
@@ -184,6 +187,7 @@ CASES = {
     "qwen3.5-int8": Case("qwen3_5_text", _QWEN3_5, {"quantization": "int8", "dtype": "bfloat16"}, has_states=True),
     "qwen3.5-moe": Case("qwen3_5_moe_text", _QWEN3_5_MOE, has_states=True),
     "lfm2": Case("lfm2", _LFM2, has_states=True),
+    "muse-glimmer": Case("muse-glimmer", {}),
     "lfm2-moe-int8": Case(
         "lfm2_moe",
         _LFM2_MOE | {"head_dim": 128},
@@ -274,7 +278,10 @@ def verified_and_accepted(stats: EngineStats) -> tuple[int, int]:
 def make_world(case: Case, folder: Path) -> World:
     fields = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 2} | case.fields
     for name in ("target", "drafter"):
-        write_family_model(folder / name, case.model_type, fields)
+        if case.model_type in WRAPPERS:
+            write_wrapper(case.model_type, folder / name, fields)
+        else:
+            write_family_model(folder / name, case.model_type, fields)
         write_tokenizer(folder / name)
     add_noise(folder / "drafter")
     if case.mxfp4:
@@ -331,6 +338,9 @@ _RUNS = [
     ("lfm2", "off"),
     ("lfm2", "text"),
     ("lfm2-moe-int8", "text"),
+    ("muse-glimmer", "off"),
+    ("muse-glimmer", "text"),
+    ("muse-glimmer", "eagle3"),
 ]
 _LONGER_RUNS = [
     (name, drafter)

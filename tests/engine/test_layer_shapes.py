@@ -19,7 +19,7 @@ from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.engine import Engine
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.checkpoints.shapes_model import FAMILY, Reference, write_shapes_model

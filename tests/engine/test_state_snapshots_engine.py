@@ -17,7 +17,7 @@ from faser.engine.checkpoints.files import read_model_config
 from faser.engine.engine import Engine
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.errors import ConfigError
-from faser.kernels.interface.delta_net import StateShape
+from faser.kernels.interface.mixers import StateShape
 from faser.types.request import Request, SpeculationParams
 from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer

@@ -21,7 +21,9 @@ from faser.engine.execution.models.shard import Shard
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.mixers import MixerShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE, write_tiny_checkpoint, write_tokenizer
@@ -164,16 +166,19 @@ def test_memory_counts_the_states_of_all_sequences(model: Path) -> None:
         of(64)
 
 
+class WithoutMixers(TorchBackend):
+    def mixes(self, _shape: MixerShape) -> bool:
+        return False
+
+
 def test_what_cannot_have_states_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     def load_on(backend: Backend, shard: Shard | None = None) -> None:
         load_decoder(
             model, backend, torch.float32, max_model_len=64, max_rows=8, progress=lambda *_: None, shard=shard
         )
 
-    without = TorchBackend()
-    without.has_states = False
     with pytest.raises(ConfigError, match="has gated delta nets; the torch backend computes none"):
-        load_on(without)
+        load_on(WithoutMixers())
     with pytest.raises(ConfigError, match="which ranks cannot share; tensor_parallel_size is 2"):
         load_on(TorchBackend(), Shard(rank=0, size=2))
     with pytest.raises(ConfigError, match="has gated delta nets; heads are distilled from models without"):

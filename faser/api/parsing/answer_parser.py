@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments, ToolCallEnd
-from faser.api.parsing.harmony import HarmonyParser, HarmonyTokens, opening_of
+from faser.api.parsing.harmony import Harmony, HarmonyParser, HarmonyTokens
 from faser.api.parsing.text_cursor import Reading, TextCursor
 from faser.api.parsing.tool_parser import NO_CALLS, ContentReader, Schema, ToolCallReader, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
@@ -295,16 +295,16 @@ class AnswerParsing:
     """Rules for parsing the answers to one request.
 
     reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
-    neither they nor the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client
-    wants to see it. tool_parser: NO_CALLS where they are not looked for. declared: the parameters' schema of each
-    function that may be called. parallel: more than one call.
+    neither they nor the prompt have its mark. harmony: the dialect of answers in that format. shows_reasoning: the
+    client wants to see it. tool_parser: NO_CALLS where they are not looked for. declared: schemas of parameters of
+    each function that may be called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer
     reasoning: bool = False
     marks: ThinkMarks = THINK_MARKS
     always_reasons: bool = False
-    harmony: bool = False
+    harmony: Harmony | None = None
     shows_reasoning: bool = True
     tool_parser: ToolParser = NO_CALLS
     declared: Mapping[str, Schema] = field(default_factory=dict)
@@ -313,12 +313,12 @@ class AnswerParsing:
     def start(self, prompt: str) -> AnswerParser:
         """The parser of one answer. prompt: its text ends where the answer begins."""
         tool_calls = self._new_reader()
-        if self.harmony:
-            opening = opening_of(prompt)
+        if self.harmony is not None:
+            opening = self.harmony.opening_of(prompt)
             return AnswerParser(
-                HarmonyParser(opening=opening),
+                HarmonyParser(self.harmony, opening=opening),
                 tool_calls,
-                HarmonyTokens(self.tokenizer, opening=opening),
+                HarmonyTokens(self.tokenizer, self.harmony, opening=opening),
                 shows_reasoning=self.shows_reasoning,
             )
         within = self.marks.begins_within(prompt)

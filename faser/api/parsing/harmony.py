@@ -1,17 +1,18 @@
-"""Harmony, the format of gpt-oss: an answer is a series of messages, each in a channel.
+"""Harmony, the format of gpt-oss, and its dialects: an answer is a series of messages, each in a channel.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
 Analysis is reasoning; final is content, and so is commentary without a recipient. The prompt ends with
 <|start|>assistant, and generation stops at <|return|> and <|call|>. HarmonyParser divides an answer and leaves a
-call as it is written; OpenAiParser reads it.
+call as it is written; OpenAiParser reads it. Another dialect: muse_glimmer.py.
 
 Source: the guide to the format, openai/openai-harmony, docs/format.md.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText
@@ -21,30 +22,74 @@ from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolPar
 from faser.engine.text.tokenizer import Tokenizer
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>")
-MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
-ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
-FINAL = f"{CHANNEL}final{MESSAGE}"
-_FUNCTIONS = "functions."
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _LONGEST_HEADER = 512
-_LONGEST_MARK = max(map(len, MARKS))
 
 
-def opening_of(prompt: str) -> str:
-    """Return the part of the prompt that begins the message the answer continues; empty: no message is open."""
-    _, started, message = prompt.rpartition(START)
-    return message if started and not any(end in message for end in ENDS) else ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harmony:
+    """A dialect. reasoning, answer: headers of these messages, without <|start|>. sign: marks a reasoning header.
+
+    ends: of messages, the first is that of reasoning. in_headers: texts that headers may have besides words.
+    functions: how the recipients of calls begin; no_functions: those that are none. efforts: that its templates
+    know.
+    """
+
+    reasoning: str
+    answer: str
+    sign: str
+    ends: tuple[str, ...]
+    in_headers: tuple[str, ...]
+    functions: str = ""
+    no_functions: tuple[str, ...] = ()
+    efforts: tuple[str, ...] = ("low", "medium", "high")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts of the dialect that may be special tokens."""
+        return (*self.in_headers, *self.ends)
+
+    def opening_of(self, prompt: str) -> str:
+        """Return the part of the prompt that begins the message the answer continues; empty: none is open."""
+        _, started, message = prompt.rpartition(START)
+        return message if started and not any(end in message for end in self.ends) else ""
+
+    def function_of(self, header: str) -> str | None:
+        """Return the function that a message calls; None: it calls none."""
+        found = _RECIPIENT.search(header)
+        if found is None or found[1] in self.no_functions or not found[1].startswith(self.functions):
+            return None
+        return found[1].removeprefix(self.functions)
+
+    def is_reasoning(self, header: str) -> bool:
+        return self.sign in header and self.function_of(header) is None
+
+    def read_header(self, cursor: TextCursor) -> Reading[str]:
+        """A message's header, up to and with <|message|>. Raises NotACall at the first character that none has."""
+        header = ""
+        while True:
+            for mark in self.in_headers:
+                if (yield from cursor.accept(mark)):
+                    header += mark
+                    break
+            else:
+                char = yield from cursor.peek()
+                if char == END or not (char.isalnum() or char in " _.:/=-") or len(header) > _LONGEST_HEADER:
+                    raise NotACall
+                cursor.skip(1)
+                header += char
+            if header.endswith(MESSAGE):
+                return header
 
 
-def recipient_of(header: str) -> str | None:
-    """The function that a message calls; None: it calls none."""
-    found = _RECIPIENT.search(header)
-    return found[1].removeprefix(_FUNCTIONS) if found is not None and found[1].startswith(_FUNCTIONS) else None
-
-
-def is_analysis(header: str) -> bool:
-    return f"{CHANNEL}analysis" in header and recipient_of(header) is None
+GPT_OSS = Harmony(
+    reasoning=f"{CHANNEL}analysis{MESSAGE}",
+    answer=f"{CHANNEL}final{MESSAGE}",
+    sign=f"{CHANNEL}analysis",
+    ends=("<|end|>", "<|call|>", "<|return|>"),
+    in_headers=(START, CHANNEL, CONSTRAIN, MESSAGE),
+    functions="functions.",
+)
 
 
 class HarmonyParser:
@@ -53,8 +98,9 @@ class HarmonyParser:
     Text that is in no message is content. A header that the answer ends within is left out.
     """
 
-    def __init__(self, *, opening: str) -> None:
-        """opening: see opening_of."""
+    def __init__(self, dialect: Harmony, *, opening: str) -> None:
+        """opening: see Harmony.opening_of."""
+        self._dialect = dialect
         self._cursor = TextCursor()
         self._events: list[AnswerEvent] = []
         self._header = opening if MESSAGE in opening else None
@@ -75,15 +121,16 @@ class HarmonyParser:
         return events
 
     def _read(self) -> Reading[None]:
-        cursor, header = self._cursor, self._header
+        cursor, header, dialect = self._cursor, self._header, self._dialect
         while True:
             if header is None:
                 header = yield from self._read_header()
-            self._begins, calls = True, recipient_of(header) is not None
+            self._begins, calls = True, dialect.function_of(header) is not None
             if header and not calls:
                 cursor.mark()
-            sink = self._reasoning if is_analysis(header) else self._content
-            end = yield from cursor.copy_until(ENDS, sink, trailing="", unfinished=self._unfinished_mark(sink))
+            sink = self._reasoning if dialect.is_reasoning(header) else self._content
+            unfinished = self._unfinished_mark(sink)
+            end = yield from cursor.copy_until(dialect.ends, sink, trailing="", unfinished=unfinished)
             if end is None:
                 return
             if calls:
@@ -101,7 +148,7 @@ class HarmonyParser:
             self._leave_out_rest(only_cut=True)
             return ""
         try:
-            return (yield from read_header(cursor))
+            return (yield from self._dialect.read_header(cursor))
         except NotACall:
             self._leave_out_rest()
             return ""
@@ -129,48 +176,32 @@ class HarmonyParser:
         self._events.append(kind(text=text))
 
 
-def read_header(cursor: TextCursor) -> Reading[str]:
-    """A message's header, up to and with <|message|>. Raises NotACall at the first character that none has."""
-    header = ""
-    while True:
-        for mark in (START, CHANNEL, CONSTRAIN, MESSAGE):
-            if (yield from cursor.accept(mark)):
-                header += mark
-                break
-        else:
-            char = yield from cursor.peek()
-            if char == END or not (char.isalnum() or char in " _.:/=-") or len(header) > _LONGEST_HEADER:
-                raise NotACall
-            cursor.skip(1)
-            header += char
-        if header.endswith(MESSAGE):
-            return header
-
-
 class HarmonyTokens:
     """Counts the tokens of one answer's analysis, headers and ends included."""
 
-    def __init__(self, tokenizer: Tokenizer, *, opening: str) -> None:
-        """opening: see opening_of."""
+    def __init__(self, tokenizer: Tokenizer, dialect: Harmony, *, opening: str) -> None:
+        """opening: see Harmony.opening_of."""
         self.count = 0
+        self._dialect = dialect
+        self._longest_mark = max(map(len, dialect.marks))
         self._tokenizer = tokenizer
         self._text = opening.encode()  # of the message so far; once it is known what it is, the last bytes of it
         self._pending = 0
-        self._reasons = is_analysis(opening) if MESSAGE in opening else None
+        self._reasons = dialect.is_reasoning(opening) if MESSAGE in opening else None
 
     def take(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
             self._text += self._tokenizer.token_bytes(token_id)
             self._pending += 1
             if self._reasons is None and MESSAGE.encode() in self._text:
-                self._reasons = is_analysis(self._text.decode("utf-8", "replace"))
+                self._reasons = self._dialect.is_reasoning(self._text.decode("utf-8", "replace"))
             elif self._reasons is None and len(self._text) > _LONGEST_HEADER:
                 self._reasons = False
             if self._reasons is not None:
                 self.count += self._pending if self._reasons else 0
                 self._pending = 0
-                self._text = self._text[-_LONGEST_MARK:]
-            if any(end.encode() in self._text for end in ENDS):
+                self._text = self._text[-self._longest_mark :]
+            if any(end.encode() in self._text for end in self._dialect.ends):
                 self._text, self._pending, self._reasons = b"", 0, None
 
 
@@ -181,16 +212,17 @@ class OpenAiParser(ToolParser):
     """
 
     marks: ClassVar[tuple[str, ...]] = (CHANNEL, START)
-    ends: ClassVar[tuple[str, ...]] = ENDS
+    openings: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = GPT_OSS.ends
     inner_marks: ClassVar[tuple[str, ...]] = (CONSTRAIN, MESSAGE)
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=None,
-        begin=f"{CHANNEL}commentary to={_FUNCTIONS}NAME {CONSTRAIN}json{MESSAGE}",
+        begin=f"{CHANNEL}commentary to={GPT_OSS.functions}NAME {CONSTRAIN}json{MESSAGE}",
         end="",
     )
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
-        name = recipient_of(mark + (yield from read_header(cursor)))
+        name = GPT_OSS.function_of(mark + (yield from GPT_OSS.read_header(cursor)))
         if name is None:
             raise NotACall
         calls.start(name)
@@ -201,6 +233,6 @@ class OpenAiParser(ToolParser):
         calls.end()
         cursor.mark()
         yield from skip_space(cursor)
-        for end in ENDS:
+        for end in self.ends:
             if (yield from cursor.accept_cut(end)):
                 return

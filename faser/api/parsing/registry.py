@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from faser.api.parsing.answer_parser import END_THINK, THINK_MARKS, ThinkMarks
 from faser.api.parsing.gemma4 import GEMMA4_MARKS, Gemma4Parser
 from faser.api.parsing.glm4 import Glm4Parser
-from faser.api.parsing.harmony import CHANNEL, MARKS, OpenAiParser
+from faser.api.parsing.harmony import CHANNEL, GPT_OSS, Harmony, OpenAiParser
 from faser.api.parsing.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from faser.api.parsing.marked_lists import GraniteParser, NamedMistralParser, Phi4MiniParser
+from faser.api.parsing.muse_glimmer import MUSE_GLIMMER, MuseGlimmerParser
 from faser.api.parsing.pythonic import Lfm2Parser, PythonicParser
 from faser.api.parsing.qwen3_coder import Qwen3CoderParser
 from faser.api.parsing.tool_parser import NO_CALLS, ToolParser
@@ -23,6 +24,7 @@ TOOL_PARSERS: dict[str, ToolParser] = {
     "lfm2": Lfm2Parser(),
     "llama3_json": Llama3JsonParser(),
     "mistral": MistralParser(),
+    "muse_glimmer": MuseGlimmerParser(),
     "openai": OpenAiParser(),
     "phi4_mini_json": Phi4MiniParser(),
     "pythonic": PythonicParser(),
@@ -32,6 +34,7 @@ TOOL_PARSERS: dict[str, ToolParser] = {
 # What a template has in it if its model writes calls in a format; the first one that fits is taken.
 _SIGNS = (
     (CHANNEL, "openai"),
+    ("<atem:", "muse_glimmer"),
     ("<|tool_call>", "gemma4"),
     ("<|tool_call_start|>", "lfm2"),
     ("List of tools: ", "lfm2"),
@@ -57,12 +60,12 @@ class ReasoningStyle:
     """Marks with which a model divides off its reasoning.
 
     divides: whether it divides any off. always: answers begin within the reasoning, even if neither they nor the
-    prompt have its mark. harmony: answers are in that format. think: the marks of every other format.
+    prompt have its mark. harmony: the dialect of answers in that format. think: the marks of every other format.
     """
 
     divides: bool = True
     always: bool = False
-    harmony: bool = False
+    harmony: Harmony | None = None
     think: ThinkMarks = THINK_MARKS
 
     @property
@@ -70,14 +73,15 @@ class ReasoningStyle:
         """Texts of the format that may be special tokens."""
         if not self.divides:
             return ()
-        return MARKS if self.harmony else (self.think.begin, self.think.end)
+        return (self.think.begin, self.think.end) if self.harmony is None else self.harmony.marks
 
 
 NO_STYLE = ReasoningStyle(divides=False)
 REASONING_PARSERS = {
     "qwen3": ReasoningStyle(),
     "deepseek_r1": ReasoningStyle(always=True),
-    "openai_gptoss": ReasoningStyle(harmony=True),
+    "openai_gptoss": ReasoningStyle(harmony=GPT_OSS),
+    "muse_glimmer": ReasoningStyle(harmony=MUSE_GLIMMER),
     "gemma4": ReasoningStyle(think=GEMMA4_MARKS),
     "granite": ReasoningStyle(think=ThinkMarks(begin="Here is my thought process:", end="Here is my response:")),
     "mistral": ReasoningStyle(think=ThinkMarks(begin="[THINK]", end="[/THINK]")),
@@ -85,6 +89,7 @@ REASONING_PARSERS = {
 
 _REASONING_SIGNS = (
     (CHANNEL, "openai_gptoss"),
+    ("<|eom|>", "muse_glimmer"),
     (GEMMA4_MARKS.end, "gemma4"),
     (END_THINK, "qwen3"),
     ("[/THINK]", "mistral"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from faser.api.bodies.body import shown
 from faser.api.bodies.chat import ChatBody
-from faser.api.parsing.harmony import ANALYSIS, ENDS, MESSAGE, is_analysis, opening_of
+from faser.api.parsing.harmony import MESSAGE
 from faser.api.parsing.registry import ReasoningStyle
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -24,7 +24,6 @@ _log = logging.getLogger("faser.api")
 
 # Tokens by effort, the least effort first. None: as many as the model wants.
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24576, "xhigh": None, "max": None}
-_HARMONY_EFFORTS = ("low", "medium", "high")
 _SWITCH = "enable_thinking"
 _MOST_TOKENS = 1 << 31  # no context is as long
 
@@ -45,7 +44,7 @@ def template_effort(
         return None
     if given not in EFFORTS:
         return given if given in template else _other_effort(given, None)
-    known = _HARMONY_EFFORTS if style.harmony else tuple(EFFORTS)
+    known = tuple(EFFORTS) if style.harmony is None else style.harmony.efforts
     scale = [*EFFORTS]
     at = scale.index(given)
     # Of two efforts that are as near, the greater: a client that asks for some thinking gets some.
@@ -80,9 +79,10 @@ def thinking_budget(
         return None
     if not style.divides:
         return _without_effect("the model has no format of reasoning")
-    if style.harmony:
-        opening = opening_of(prompt)
-        begin, end, is_open = ANALYSIS, ENDS[0], MESSAGE in opening and is_analysis(opening)
+    if (dialect := style.harmony) is not None:
+        opening = dialect.opening_of(prompt)
+        begin, end = dialect.reasoning, dialect.ends[0]
+        is_open = MESSAGE in opening and dialect.is_reasoning(opening)
     else:
         within = style.think.begins_within(prompt)
         if within is False:
@@ -96,7 +96,7 @@ def thinking_budget(
         begin=tuple(tokenizer.encode(begin, add_special_tokens=False)),
         end=end_id,
         is_open=is_open,
-        repeats=style.harmony,
+        repeats=style.harmony is not None,
     )
 
 

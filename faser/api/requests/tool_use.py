@@ -13,7 +13,7 @@ from typing import Any
 
 from faser.api.bodies.chat import ChatBody, Tool, ToolChoice, ToolMode, parameters_of, read_tool_choice
 from faser.api.parsing.answer_parser import AnswerParsing
-from faser.api.parsing.harmony import ANALYSIS, ENDS, FINAL, MESSAGE, START, is_analysis, opening_of
+from faser.api.parsing.harmony import MESSAGE, START, Harmony
 from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.tool_parser import NO_CALLS, CallTag, ToolParser
 from faser.api.requests.closed_schema import closed_schema
@@ -67,8 +67,8 @@ class ToolUse:
         Raises RequestError for demands that no answer can meet together.
         """
         style, asked = self.parsers.reasoning, sampling.structured_output
-        if style.harmony:
-            structure = self._in_harmony(asked, opening_of(prompt))
+        if style.harmony is not None:
+            structure = self._in_harmony(asked, style.harmony, style.harmony.opening_of(prompt))
         else:
             structure = self._structure(asked)
             if structure is not None and style.divides:
@@ -159,21 +159,23 @@ class ToolUse:
         reasoned = {"type": "sequence", "elements": [reasoning, *rest]}
         return _structural_tag({"type": "or", "elements": [reasoned, answer]}, structure.param)
 
-    def _in_harmony(self, asked: StructuredOutput | None, opening: str) -> StructuredOutput | None:
-        """The structure follows an analysis, or begins the answer. opening: see opening_of.
+    def _in_harmony(
+        self, asked: StructuredOutput | None, dialect: Harmony, opening: str
+    ) -> StructuredOutput | None:
+        """The structure follows the reasoning, or begins the answer. opening: see Harmony.opening_of.
 
-        What other fields ask for is in the channel final, which the prompt may have opened.
+        What other fields ask for is in the channel of the answer, which the prompt may have opened.
         """
         is_open = MESSAGE in opening
-        in_answer = is_open and not is_analysis(opening)
+        in_answer = is_open and not dialect.is_reasoning(opening)
         if asked is not None and not in_answer:
-            final = {"type": "const_string", "value": FINAL}
+            final = {"type": "const_string", "value": dialect.answer}
             asked = _structural_tag({"type": "sequence", "elements": [final, _as_format(asked)]}, asked.param)
         structure = self._structure(asked)
         if structure is None or in_answer:
             return structure
-        begin, text = "" if is_open else ANALYSIS, {"type": "any_text"}
-        analysis = {"type": "tag", "begin": begin, "content": text, "end": ENDS[0]}
+        begin, text = "" if is_open else dialect.reasoning, {"type": "any_text"}
+        analysis = {"type": "tag", "begin": begin, "content": text, "end": dialect.ends[0]}
         answer, following = _as_format(structure), {"type": "const_string", "value": f"{START}assistant"}
         reasoned = {"type": "sequence", "elements": [analysis, following, answer]}
         form = reasoned if is_open else {"type": "or", "elements": [reasoned, answer]}

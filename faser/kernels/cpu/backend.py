@@ -27,15 +27,16 @@ from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Experts
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.experts import experts_one_by_one
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.mixers import Mixer, MixerShape, StateShape, StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
-from faser.kernels.interface.short_conv import ConvShape, ShortConv
+from faser.kernels.interface.short_conv import ShortConv
 from faser.memo import Memo
 from faser.optional import maybe, or_else
 from faser.types.activation import Activation
@@ -116,8 +117,6 @@ class NativeBackend:
         self.has_fp8 = False
         self.has_low_bit = True
         self.has_experts = True
-        self.has_states = True
-        self.has_short_convs = True
         self._read_one_by_one = 0  # experts
         self._num_packed: Counter[tuple[str, int]] = Counter()  # weights, by kind of product and dtype or form
         self.prefers_low_bit = True
@@ -372,47 +371,32 @@ class NativeBackend:
     def allocate_states(self, shape: StateShape) -> NativeStates:
         return NativeStates(shape, _allocate)
 
-    def delta_net(
-        self,
-        qkv: Tensor,
-        rates: Tensor,
-        shape: DeltaShape,
-        net: DeltaNet,
-        layer: int,
-        step: StateStep,
-        out: Tensor,
-    ) -> None:
-        for each in (qkv, rates, out):
-            assert each.is_contiguous()
-        assert qkv.dtype is out.dtype, (qkv.dtype, out.dtype)
-        assert rates.dtype is torch.float32, rates.dtype
-        assert qkv.shape[1] == shape.columns, (qkv.shape, shape)
-        self._library.faser_delta_net(
-            self._pools.address,
-            ctypes.addressof(delta_net_struct(shape, net)),
-            step.states.layer(layer),
-            self._state_steps.address(step),
-            qkv.data_ptr(),
-            rates.data_ptr(),
-            out.data_ptr(),
-            DTYPES[qkv.dtype],
-        )
+    def mixes(self, _shape: MixerShape) -> bool:
+        return True
 
-    def short_conv(
-        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
-    ) -> None:
-        for each in (bcx, out):
+    def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
+        """See Backend. Mixers without native kernels are computed in torch."""
+        if not isinstance(mixer, DeltaNet | ShortConv):
+            mixer.mix(x, rates, step.states.layers[layer], step, out)
+            return
+        for each in (x, out):
             assert each.is_contiguous()
-        assert bcx.dtype is out.dtype, (bcx.dtype, out.dtype)
-        assert bcx.shape[1] == shape.columns, (bcx.shape, shape)
-        self._library.faser_short_conv(
-            self._pools.address,
-            ctypes.addressof(short_conv_struct(shape, net)),
-            step.states.layer(layer),
-            self._state_steps.address(step),
-            bcx.data_ptr(),
-            out.data_ptr(),
-            DTYPES[bcx.dtype],
+        assert x.dtype is out.dtype, (x.dtype, out.dtype)
+        assert x.shape[1] == mixer.shape.columns, (x.shape, mixer.shape)
+        states, step_address = step.states.layer(layer), self._state_steps.address(step)
+        pools, dtype = self._pools.address, DTYPES[x.dtype]
+        if isinstance(mixer, ShortConv):
+            weights = ctypes.addressof(short_conv_struct(mixer))
+            self._library.faser_short_conv(
+                pools, weights, states, step_address, x.data_ptr(), out.data_ptr(), dtype
+            )
+            return
+        assert rates is not None, "a delta net has rates"
+        assert rates.is_contiguous()
+        assert rates.dtype is torch.float32, rates.dtype
+        weights = ctypes.addressof(delta_net_struct(mixer))
+        self._library.faser_delta_net(
+            pools, weights, states, step_address, x.data_ptr(), rates.data_ptr(), out.data_ptr(), dtype
         )
 
     def allocate_kv(self, shape: KvShape) -> _NativeCache:

@@ -43,9 +43,10 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     TokenInputs,
 )
-from faser.kernels.interface.delta_net import DeltaShape, MixerShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet
+from faser.kernels.interface.mixers import StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
-from faser.kernels.interface.short_conv import ConvShape
+from faser.kernels.interface.short_conv import ShortConv
 
 _Structs = ctypes.Structure | ctypes.Array[LayerStruct]
 _log = logging.getLogger("faser")
@@ -261,6 +262,8 @@ def _address(tensor: Tensor | None) -> int | None:
 
 def _why_separate(layer: DecoderLayer) -> str | None:
     """Say why no call takes the layer as a whole; None: one does."""
+    if layer.mixer is not None and not isinstance(layer.mixer, DeltaNet | ShortConv):
+        return f"there are no kernels for {layer.mixer.shape.kind}"
     products = (layer.qkv, layer.rates)
     if any(each is not None and reorders(each.linear) for each in products):
         return _REORDERED
@@ -302,11 +305,8 @@ def _decoder_layer(number: int, layer: DecoderLayer) -> LayerStruct:
     norms = (layer.q_norm, layer.k_norm, layer.v_norm, *(layer.wide_norms or (None, None)))
     addresses = map(_address, (layer.angles, layer.query_angles, *norms))
     states, shape = layer.states, layer.shape
-    net = None if layer.delta_net is None else delta_net_struct(_delta_shape(shape), layer.delta_net)
-    conv = None
-    if layer.short_conv is not None:
-        assert isinstance(shape, ConvShape), shape
-        conv = ctypes.addressof(short_conv_struct(shape, layer.short_conv))
+    net = ctypes.addressof(delta_net_struct(layer.mixer)) if isinstance(layer.mixer, DeltaNet) else None
+    conv = ctypes.addressof(short_conv_struct(layer.mixer)) if isinstance(layer.mixer, ShortConv) else None
     width = layer.feed_forward.attention_out.columns
     given = NormedLinearStruct(AnyLinearStruct(None, None, shape.columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
@@ -320,16 +320,11 @@ def _decoder_layer(number: int, layer: DecoderLayer) -> LayerStruct:
         0 if states is None else states.stride(0),
         isinstance(shape, AttentionShape) and shape.gated,
         NormedLinearStruct() if layer.rates is None else normed_linear(layer.rates),
-        None if net is None else ctypes.addressof(net),
+        net,
         conv,
         number if layer.kv_layer is None else layer.kv_layer,
         None if layer.lent is None else layer.lent.address,
     )
-
-
-def _delta_shape(shape: AttentionShape | MixerShape) -> DeltaShape:
-    assert isinstance(shape, DeltaShape), shape
-    return shape
 
 
 _EXPERTS: WeakKeyDictionary[Experts, ExpertsStruct] = WeakKeyDictionary()  # as long as the weights live

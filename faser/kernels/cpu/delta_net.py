@@ -10,28 +10,29 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.library import DeltaNetStruct, ShortConvStruct, StatesStruct, StateStepStruct
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape, StateShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.mixers import LayerStates, StateShape, StateStep
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
-from faser.optional import present
 
 _MULTIPLE = 16  # the kernels handle channels of a head in groups of this size
 _ALIGNED = 64
+_CPU = torch.device("cpu")
 _PARTS = ("state", "keys", "changes", "decays", "inputs")
 
 
 class NativeStates:
     """States of all slots. address: of their FaserStates, one for each layer. allocate: gives zeroed bytes.
 
-    layers: tensors by the names of FaserStates; None: the layer has no state. Raises ConfigError for heads whose
-    channels are no multiple of 16.
+    layers: tensors by the names of FaserStates; states in torch of a mixer without native kernels; None: the layer
+    has no state. Raises ConfigError for heads whose channels are no multiple of 16.
     """
 
     def __init__(self, shape: StateShape, allocate: Callable[[int], Tensor]) -> None:
-        self.layers: list[dict[str, Tensor] | None] = []
+        self.layers: list[dict[str, Tensor] | LayerStates | None] = []
         self._structs = (StatesStruct * len(shape.layers))()
         for struct, layer in zip(self._structs, shape.layers, strict=True):
-            if layer is None:
-                self.layers.append(None)
+            if not isinstance(layer, DeltaShape | ConvShape):
+                self.layers.append(None if layer is None else LayerStates.allocate(shape, layer, _CPU))
                 continue
             _check(layer)
             tensors = _parts(shape, layer, allocate)
@@ -43,15 +44,21 @@ class NativeStates:
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
         """See KeptStates."""
-        return [(each["state"], each["inputs"]) for each in present(self.layers)]
+        found = []
+        for each in self.layers:
+            if isinstance(each, LayerStates):
+                found.append((each.state, each.inputs))
+            elif each is not None:
+                found.append((each["state"], each["inputs"]))
+        return found
 
     def layer(self, number: int) -> int:
         """Address of the FaserStates of a layer."""
-        assert self.layers[number] is not None, number
+        assert isinstance(self.layers[number], dict), number
         return self.address + number * ctypes.sizeof(StatesStruct)
 
 
-def _check(layer: MixerShape) -> None:
+def _check(layer: DeltaShape | ConvShape) -> None:
     if isinstance(layer, ConvShape):
         sizes = {"hidden_size": layer.channels}
     else:
@@ -64,7 +71,9 @@ def _check(layer: MixerShape) -> None:
             )
 
 
-def _parts(shape: StateShape, layer: MixerShape, allocate: Callable[[int], Tensor]) -> dict[str, Tensor]:
+def _parts(
+    shape: StateShape, layer: DeltaShape | ConvShape, allocate: Callable[[int], Tensor]
+) -> dict[str, Tensor]:
     slots, rows = shape.num_slots, shape.kept_rows
     inputs = (slots, shape.kept_inputs(layer), layer.channels)
     if isinstance(layer, ConvShape):
@@ -90,9 +99,9 @@ def _parts(shape: StateShape, layer: MixerShape, allocate: Callable[[int], Tenso
 _NETS: WeakKeyDictionary[DeltaNet, DeltaNetStruct] = WeakKeyDictionary()  # as long as the weights live
 
 
-def delta_net_struct(shape: DeltaShape, net: DeltaNet) -> DeltaNetStruct:
+def delta_net_struct(net: DeltaNet) -> DeltaNetStruct:
     """Points to the weights."""
-    found = _NETS.get(net)
+    found, shape = _NETS.get(net), net.shape
     if found is None:
         for each in (net.conv, net.decay, net.dt_bias, net.norm):
             assert each.dtype is torch.float32, each.dtype
@@ -114,9 +123,9 @@ def delta_net_struct(shape: DeltaShape, net: DeltaNet) -> DeltaNetStruct:
 _CONVS: WeakKeyDictionary[ShortConv, ShortConvStruct] = WeakKeyDictionary()  # as long as the weights live
 
 
-def short_conv_struct(shape: ConvShape, net: ShortConv) -> ShortConvStruct:
+def short_conv_struct(net: ShortConv) -> ShortConvStruct:
     """Points to the weights."""
-    found = _CONVS.get(net)
+    found, shape = _CONVS.get(net), net.shape
     if found is None:
         assert net.conv.dtype is torch.float32, net.conv.dtype
         assert net.conv.is_contiguous()

@@ -6,8 +6,7 @@ written in place and returned. Rows are independent: a backend gives a row the s
 the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -15,28 +14,17 @@ from torch import Tensor
 
 from faser.kernels.interface.block_drafting import BlockDrafting
 from faser.kernels.interface.blocks import (
-    BlockBuffers,
     Blocks,
-    DecoderLayer,
-    DecoderStack,
     Experts,
-    ExpertsBeside,
-    FeedForward,
     HeadDrafting,
-    LayerBuffers,
     Layers,
-    MixedFeedForward,
     Mixtures,
-    NormedLinear,
-    TokenInputs,
-    columns_of,
 )
-from faser.kernels.interface.collectives import Collectives
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, States, StateShape, StateStep
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.mixers import Mixer, MixerShape, States, StateShape, StateStep
 from faser.kernels.interface.sampling import DeviceSamplingKernels, MaskKernel, SamplingKernels
 from faser.kernels.interface.shapes import (
     AttentionPlan,
@@ -47,7 +35,6 @@ from faser.kernels.interface.shapes import (
     Processors,
     RowLayout,
 )
-from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.types.activation import Activation
 
 
@@ -108,14 +95,8 @@ class Backend(Protocol):
         """Return whether mixtures of experts are supported."""
         ...
 
-    @property
-    def has_states(self) -> bool:
-        """Return whether delta nets are supported."""
-        ...
-
-    @property
-    def has_short_convs(self) -> bool:
-        """Return whether short convolutions are supported, and mixtures that weigh experts by sigmoids."""
+    def mixes(self, shape: MixerShape) -> bool:
+        """Return whether mixers of this kind are supported."""
         ...
 
     @property
@@ -321,272 +302,11 @@ class Backend(Protocol):
         """States of about shape.total_bytes bytes. Raises ConfigError for sizes without kernels."""
         ...
 
-    def delta_net(
-        self,
-        qkv: Tensor,
-        rates: Tensor,
-        shape: DeltaShape,
-        net: DeltaNet,
-        layer: int,
-        step: StateStep,
-        out: Tensor,
-    ) -> None:
-        """out = norm(o) silu(z) of every row, by interface/delta_net.py; the step's rows are kept.
+    def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
+        """Write what the mixer gives for every row to out; the step's rows are kept.
 
-        qkv: [R, shape.columns]. rates: [R, 2 Hv] float32, b then a. layer: number in the states. out: [R, Hv Dv].
-        A chunk that the step's rows complete, but for those that may be refused, enters the state.
+        x: [R, shape.columns]. rates: [R, shape.rate_columns] float32; None: it has none. layer: number in the
+        states. out: [R, shape.q_size]. A chunk that the step's rows complete, but for those that may be refused,
+        enters the state. Only for a mixer of which `mixes` is True.
         """
         ...
-
-    def short_conv(
-        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
-    ) -> None:
-        """Write the short convolution of every row to out, by interface/short_conv.py; the step's rows are kept.
-
-        bcx: [R, shape.columns]. layer: number in the states. out: [R, H]. Raises ConfigError where has_short_convs
-        is False.
-        """
-        ...
-
-
-class SeparateBlocks:
-    """Blocks made of a backend's operations, one after the other.
-
-    ranks: the products hold one rank's part of a layer, so what they add to the residual stream is a part of a sum
-    over all ranks; None: they are whole.
-    """
-
-    def __init__(self, backend: Backend, ranks: Collectives | None = None) -> None:
-        self._backend = backend
-        self._ranks = ranks
-
-    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
-        normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
-        found: Tensor = self._backend.linear(normed, product.linear, out)
-        return found
-
-    def feed_forward(
-        self,
-        mixed: Tensor,
-        hidden: Tensor,
-        block: FeedForward | MixedFeedForward,
-        following: NormedLinear | None,
-        out: Tensor,
-        buffers: BlockBuffers,
-    ) -> None:
-        if isinstance(block, MixedFeedForward):
-            self._add(mixed, block.attention_out, block.eps, None, hidden, buffers)
-            part = hidden if self._ranks is None else torch.zeros_like(hidden)
-            self._backend.mixtures.add(hidden, block.norm, block.eps, block.experts, part, buffers)
-            if self._ranks is not None:
-                hidden.add_(self._ranks.all_reduce(part))
-        else:
-            self._feed_forward(mixed, hidden, block, buffers)
-        if following is not None:
-            self.normed_linear(hidden, following, out, buffers)
-
-    def _feed_forward(self, mixed: Tensor, hidden: Tensor, block: FeedForward, buffers: BlockBuffers) -> None:
-        eps = block.gate_up.eps if block.after_eps is None else block.after_eps
-        inner = columns_of(buffers.inner, block.size or buffers.inner.shape[1])
-        self._add(mixed, block.attention_out, eps, block.norm_after_attention, hidden, buffers)
-        self._normed_gate(hidden, block.gate_up, block.activation, inner, buffers)
-        if block.beside is None:
-            self._add(inner, block.down, eps, block.norm_after, hidden, buffers)
-        else:
-            self._add_with_experts(inner, hidden, block, block.beside, buffers)
-        if block.token_inputs is not None:
-            self._add_token_inputs(hidden, block, block.token_inputs, buffers)
-        if block.scale != 1.0:
-            hidden.mul_(block.scale)
-
-    def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
-    ) -> None:
-        """inner = activation(gate) * up, of the product of the normalised rows."""
-        gate_up = columns_of(buffers.gate_up, 2 * inner.shape[1])
-        self._backend.gate(self.normed_linear(hidden, product, gate_up, buffers), inner, activation)
-
-    def _add_with_experts(
-        self, inner: Tensor, hidden: Tensor, block: FeedForward, beside: ExpertsBeside, buffers: BlockBuffers
-    ) -> None:
-        """hidden += norm(norm(down(inner)) + norm(experts))."""
-        backend, eps, after = self._backend, block.gate_up.eps, block.norm_after
-        assert after is not None, "the sum of a network and experts is normalised"
-        both = backend.linear(inner, block.down, torch.empty_like(hidden))
-        backend.rms_norm(both, beside.norm_after_network, eps, both)
-        given = torch.zeros_like(hidden)
-        backend.mixtures.add(
-            hidden, beside.norm, eps, beside.experts, given, buffers, router_norm=beside.router_norm
-        )
-        backend.rms_norm(given, beside.norm_after, eps, both, residual=both)
-        backend.rms_norm(both, after, eps, hidden, residual=hidden)
-
-    def _add_token_inputs(
-        self, hidden: Tensor, block: FeedForward, given: TokenInputs, buffers: BlockBuffers
-    ) -> None:
-        room = given.room[: hidden.shape[0]]
-        size = room.shape[1] // 2
-        self._backend.linear(hidden, given.gate, room[:, :size])
-        inner = self._backend.gate(room, room[:, :size], block.activation)
-        self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
-
-    def _add(
-        self,
-        x: Tensor,
-        product: PackedLinear,
-        eps: float,
-        norm: Tensor | None,
-        hidden: Tensor,
-        buffers: BlockBuffers,
-    ) -> None:
-        """hidden += norm(product(x)); norm: None: none."""
-        if norm is None and self._ranks is None:
-            self._backend.linear(x, product, hidden, residual=hidden)
-            return
-        added = self._backend.linear(x, product, buffers.normed)
-        if self._ranks is not None:
-            self._ranks.all_reduce(added)
-        if norm is None:
-            hidden.add_(added)
-        else:
-            self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
-
-
-class SeparateMixtures:
-    """Mixtures made of a backend's operations, one after the other."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def add(
-        self,
-        hidden: Tensor,
-        norm: Tensor,
-        eps: float,
-        block: Experts,
-        into: Tensor,
-        buffers: BlockBuffers,
-        *,
-        router_norm: Tensor | None = None,
-    ) -> None:
-        backend, routed_by = self._backend, None
-        if router_norm is not None:
-            routed_by = backend.rms_norm(hidden, router_norm, eps, torch.empty_like(hidden))
-        normed = backend.rms_norm(hidden, norm, eps, buffers.normed)
-        backend.experts(normed, block, into, routed_by, slots=buffers.slots)
-
-
-class SeparateLayers:
-    """Layers made of a backend's attention and units, one after the other."""
-
-    def __init__(self, backend: Backend, blocks: Blocks) -> None:
-        self._backend = backend
-        self._blocks = blocks
-
-    def separate(self, stack: DecoderStack) -> Collection[int]:
-        """Return none: the backend has no call for whole layers, or those of ranks are in parts."""
-        del stack
-        return ()
-
-    def run(
-        self,
-        stack: DecoderStack,
-        first: int,
-        last: int,
-        hidden: Tensor,
-        cache: KvCache,
-        plan: AttentionPlan,
-        buffers: LayerBuffers,
-        *,
-        captures: bool = False,
-        state_step: StateStep | None = None,
-    ) -> None:
-        blocks, layers = self._blocks, stack.layers
-        scratch = replace(buffers.block, slots=self._backend.row_slots(plan))
-        if first < last and (product := layers[first].qkv) is not None:
-            blocks.normed_linear(hidden, product, columns_of(buffers.qkv, layers[first].shape.columns), scratch)
-        for number in range(first, last):
-            layer = layers[number]
-            mixed = columns_of(buffers.mixed, layer.shape.q_size)
-            if captures and layer.states is not None:
-                layer.states[: len(hidden)].copy_(hidden)
-            qkv = columns_of(buffers.qkv, layer.shape.columns)
-            if isinstance(layer.shape, DeltaShape):
-                self._delta_net(layer, layer.shape, number, hidden, qkv, mixed, buffers, state_step)
-            elif isinstance(layer.shape, ConvShape):
-                assert layer.short_conv is not None, "a short convolution has weights"
-                assert state_step is not None, "a model with short convolutions has states"
-                self._backend.short_conv(qkv, layer.shape, layer.short_conv, number, state_step, mixed)
-            else:
-                self._attend(layer, layer.shape, number, qkv, cache, plan, mixed)
-            following, out = None, buffers.qkv
-            if number + 1 < last:
-                following, out = layers[number + 1].qkv, columns_of(out, layers[number + 1].shape.columns)
-            blocks.feed_forward(mixed, hidden, layer.feed_forward, following, out, scratch)
-
-    def _attend(
-        self,
-        layer: DecoderLayer,
-        shape: AttentionShape,
-        number: int,
-        qkv: Tensor,
-        cache: KvCache,
-        plan: AttentionPlan,
-        mixed: Tensor,
-    ) -> None:
-        backend, keys_from = self._backend, shape.q_size
-        qkv, gates = qkv[:, : shape.qkv_size], qkv[:, shape.qkv_size :]
-        if layer.wide_norms is not None:
-            q_norm, k_norm = layer.wide_norms
-            for part, norm in ((qkv[:, :keys_from], q_norm), (qkv[:, keys_from:][:, : len(k_norm)], k_norm)):
-                backend.rms_norm(part, norm, layer.eps, part)
-        self._append_and_attend(layer, shape, number, qkv, cache, plan, mixed)
-        if shape.gated:
-            backend.sigmoid_gate(mixed, gates)
-
-    def _append_and_attend(
-        self,
-        layer: DecoderLayer,
-        shape: AttentionShape,
-        number: int,
-        qkv: Tensor,
-        cache: KvCache,
-        plan: AttentionPlan,
-        mixed: Tensor,
-    ) -> None:
-        backend = self._backend
-        queries = backend.rope_append(
-            qkv,
-            layer.angles,
-            cache,
-            number,
-            shape,
-            plan,
-            query_angles=layer.query_angles,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            v_norm=layer.v_norm,
-            eps=layer.eps,
-        )
-        source = number if layer.kv_layer is None else layer.kv_layer
-        read = cache if layer.lent is None else layer.lent
-        backend.attend(queries, read, source, shape, plan, mixed, sinks=layer.sinks)
-
-    def _delta_net(
-        self,
-        layer: DecoderLayer,
-        shape: DeltaShape,
-        number: int,
-        hidden: Tensor,
-        qkv: Tensor,
-        mixed: Tensor,
-        buffers: LayerBuffers,
-        state_step: StateStep | None,
-    ) -> None:
-        assert layer.rates is not None, "a delta net has rates"
-        assert layer.delta_net is not None, "a delta net has weights"
-        assert buffers.rates is not None, "a model with delta nets has room for rates"
-        assert state_step is not None, "a model with delta nets has states"
-        rates = columns_of(buffers.rates, 2 * shape.num_v_heads)
-        self._blocks.normed_linear(hidden, layer.rates, rates, buffers.block)
-        self._backend.delta_net(qkv, rates, shape, layer.delta_net, number, state_step, mixed)

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.delta_net import DeltaNet, MixerShape, StateStep
+from faser.kernels.interface.mixers import Mixer, MixerShape, StateStep
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
-from faser.kernels.interface.short_conv import ShortConv
 from faser.types.activation import Activation
 from faser.types.arrays import Ints, Words
 
@@ -165,8 +164,8 @@ class BlockBuffers:
 class DecoderLayer:
     """A layer. angles, query_angles, norms of heads, eps: see Backend.rope_append; sinks: see Backend.attend.
 
-    shape: of its attention, or of the delta net that it has instead: then with its rates, the product of b and a,
-    [2 Hv], and its other weights; or of a short convolution, with its weights.
+    shape: of its attention, or of the mixer that it has instead: then with that, and the product of its rates,
+    where it has any.
     qkv: all columns of the shape. None: its caller computes it, of something else than the layer's inputs.
     wide_norms: float32 weights of RMS norms of all queries of a row together, [Hq * D], and of all its keys.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
@@ -186,8 +185,7 @@ class DecoderLayer:
     sinks: Tensor | None = None
     states: Tensor | None = None
     rates: NormedLinear | None = None
-    delta_net: DeltaNet | None = None
-    short_conv: ShortConv | None = None
+    mixer: Mixer | None = None
     v_norm: Tensor | None = None
     kv_layer: int | None = None
     lent: KvCache | None = None
@@ -205,8 +203,8 @@ class DecoderStack:
 class LayerBuffers:
     """Room for R rows; arbitrary afterwards. qkv: [R, columns]; mixed: [R, q_size]; of the widest layers.
 
-    Another layer uses the beginning of their memory, see columns_of. rates: [R, 2 Hv] float32, in models that have
-    delta nets.
+    Another layer uses the beginning of their memory, see columns_of. rates: [R, rate_columns] float32, in models
+    whose mixers have rates.
     """
 
     qkv: Tensor
@@ -288,8 +286,8 @@ class Layers(Protocol):
         """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
         buffers: qkv holds that of the first layer where this has no product of its own.
-        captures: those layers that have room for states copy their inputs there first. state_step: where delta
-        nets go on; None: there are none.
+        captures: those layers that have room for states copy their inputs there first. state_step: where mixers
+        go on; None: there are none.
         """
         ...
 

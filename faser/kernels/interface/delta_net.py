@@ -1,4 +1,4 @@
-"""Gated delta nets: what a layer computes, and the recurrent states of sequences.
+"""Gated delta nets: the mixer of most layers of Qwen3.5, and what it computes row by row.
 
 A value head has a state S, [Dk, Dv], that is zero before a sequence's first token. A row has a key k and a query
 q, [Dk], of norm 1, a value v, [Dv], a rate β in (0, 1) and a decay g <= 0:
@@ -8,49 +8,20 @@ q, [Dk], of norm 1, a value v, [Dv], a rate β in (0, 1) and a decay g <= 0:
 Keys, queries and values are silu of a causal convolution, channel by channel, over the last `kernel` rows.
 Source: Yang et al., arXiv:2412.06464, eq. 10.
 
-What is kept of a sequence is its state after whole chunks of CHUNK tokens, and the rows since then:
-
-    position    0 ....... | c ............ c + CHUNK - 1 | ........ n - 1 | n ..... n + γ |
-    state       S after c |          rows are kept                        | drafted rows   |
-                                                         (n is the next row, c <= n < c + CHUNK before the step)
-
-A row's output follows from S and the kept rows of its chunk; nothing else depends on where a step begins or ends.
-So a draft that is refused is rolled back by doing nothing: its rows are overwritten by the next ones, and no state
-has them, since a chunk enters the state that is kept only when all its tokens are known. Drafted rows behind the
-end of a chunk are computed with a copy of the state that lives as long as the call. A state after whole chunks has
-the same bits however its tokens came: by prompt, by decoding or by drafts.
-
-A snapshot is a copy of what any sequence needs that begins with the same c tokens: S after c, and the kernel - 1
-inputs of convolutions before c. It has no rows, since c ends a chunk.
+DeltaNet.mix is the reference, in float32: a sequence's kept rows are computed again from its state in every step,
+then the new ones (mixers.py). Written to be read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from faser.kernels.interface.shapes import RowLayout
-from faser.kernels.interface.short_conv import ConvShape
+from faser.kernels.interface.mixers import LayerStates, StateStep, before, convolved, keep
 
-CHUNK = 16  # tokens
-NUMBERS = 6  # of each sequence, in StateStep.numbers
-States = Any  # opaque but for KeptStates: each backend returns objects of its own class; callers pass them back
-
-
-class KeptStates(Protocol):
-    """Recurrent states that their owner may copy: the part that all States share."""
-
-    def kept(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Return the states [N, Hv, Dk, Dv] and the inputs of convolutions of each layer that has a state.
-
-        The inputs are [N, I, channels], that of position p at p modulo I. N: slots. Both are written in place by
-        steps.
-        """
-        ...
+NORM_EPS = 1e-6  # of the squares of a key or a query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +30,8 @@ class DeltaShape:
 
     Value head h reads key head h // (Hv // Hk), or if they are tiled, h % Hk.
     """
+
+    kind: ClassVar[str] = "gated delta nets"
 
     num_k_heads: int
     num_v_heads: int
@@ -87,17 +60,19 @@ class DeltaShape:
         return self.channels + self.q_size
 
     @property
-    def state_values(self) -> int:
-        """Return how many float32 values the state of a sequence has."""
-        return self.num_v_heads * self.k_head_dim * self.v_head_dim
+    def rate_columns(self) -> int:
+        """Return the columns of b and a."""
+        return 2 * self.num_v_heads
 
     @property
-    def row_values(self) -> int:
-        """Return how many float32 values are kept of a row, besides the convolution's inputs."""
-        return self.k_size + self.q_size + 2 * self.num_v_heads
+    def state_size(self) -> tuple[int, ...]:
+        return (self.num_v_heads, self.k_head_dim, self.v_head_dim)
 
-
-MixerShape = DeltaShape | ConvShape  # of a layer that has a state in place of keys and values
+    @property
+    def row_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the sizes of a row's keys, values, β and g."""
+        k_heads, v_heads = self.num_k_heads, self.num_v_heads
+        return (k_heads, self.k_head_dim), (v_heads, self.v_head_dim), (2, v_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -108,98 +83,63 @@ class DeltaNet:
     [Hv]. norm: [Dv], of what each head gives, with eps.
     """
 
+    shape: DeltaShape
     conv: Tensor
     decay: Tensor
     dt_bias: Tensor
     norm: Tensor
     eps: float
 
+    def mix(self, x: Tensor, rates: Tensor | None, held: LayerStates, step: StateStep, out: Tensor) -> None:
+        """out = norm(o) silu(z). x: [R, columns], queries, keys, values, z. rates: b, then a."""
+        assert rates is not None, "a delta net has rates"
+        shape = self.shape
+        for slot, end, start, new_end, rows in step.sequences():
+            if start == 0:
+                held.state[slot].zero_()
+            queries, keys, values = self._convolved(x[rows, : shape.channels], held.inputs[slot], start)
+            b, a = rates[rows].chunk(2, -1)
+            both = torch.stack((b.sigmoid(), self.decay * functional.softplus(a + self.dt_bias)), 1)
+            rooms, news = [each[slot] for each in held.rows], (keys, values, both)
+            whole = [torch.cat((before(room, end, start), new)) for room, new in zip(rooms, news, strict=True)]
+            queries, whole[0] = (_for_values(each, shape) for each in (queries, whole[0]))
+            mixed = _recurrence(queries, whole[0], whole[1], whole[2], held.state[slot], new_end - end)
+            for room, new in zip(rooms, news, strict=True):
+                keep(room, new, start)
+            z = x[rows, shape.channels :].view(mixed.shape).float()
+            normed = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + self.eps) * self.norm
+            out[rows] = (normed * functional.silu(z)).flatten(1).to(out.dtype)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateShape:
-    """Size of the states of num_slots sequences, and of snapshots. layers: of each layer; None: it has no state.
-
-    most_drafts: drafted rows that a sequence has in one step, at most. dtype: of the activations, in which inputs
-    of convolutions are kept; all else is float32.
-    """
-
-    layers: tuple[MixerShape | None, ...]
-    num_slots: int
-    most_drafts: int
-    dtype: torch.dtype
-    num_snapshots: int = 0
-
-    @property
-    def shapes(self) -> list[MixerShape]:
-        """Return those of the layers that have a state."""
-        return [each for each in self.layers if each is not None]
-
-    @property
-    def kept_rows(self) -> int:
-        """Rows that a sequence keeps: those of a chunk that is not whole, and drafts."""
-        return CHUNK + self.most_drafts
-
-    def kept_inputs(self, layer: MixerShape) -> int:
-        """Inputs of convolutions that a sequence keeps; the refused ones are among them.
-
-        A snapshot is taken up to CHUNK - 1 known rows after the end of its chunk, and needs the inputs before it.
-        """
-        return layer.kernel + self.most_drafts + (CHUNK - 1 if self.num_snapshots else 0)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Return the bytes of one sequence."""
-        total = 0
-        for each in self.shapes:
-            total += 4 * (each.state_values + self.kept_rows * each.row_values)
-            total += self.kept_inputs(each) * each.channels * self.dtype.itemsize
-        return total
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Return the bytes of one snapshot."""
-        states = sum(each.state_values for each in self.shapes)
-        inputs = sum((each.kernel - 1) * each.channels for each in self.shapes)
-        return 4 * states + inputs * self.dtype.itemsize
-
-    @property
-    def total_bytes(self) -> int:
-        return self.num_slots * self.slot_bytes + self.num_snapshots * self.snapshot_bytes
+    def _convolved(self, x: Tensor, kept: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys [R, Hk, Dk] and values [R, Hv, Dv] of the rows x, [R, channels], which are kept."""
+        shape = self.shape
+        mixed = functional.silu(convolved(x, self.conv, kept, start))
+        queries, keys, values = torch.split(mixed, [shape.k_size, shape.k_size, shape.q_size], -1)
+        queries, keys = (_normed(each.view(len(x), -1, shape.k_head_dim)) for each in (queries, keys))
+        return queries * shape.k_head_dim**-0.5, keys, values.view(len(x), -1, shape.v_head_dim)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateStep:
-    """The rows of a step as the states of their sequences see them. [S] int64 each, of S sequences.
-
-    states: of all slots. slots: each sequence's own. ends: tokens in the state that is kept, a multiple of CHUNK.
-    starts: position of the first row; rows ends … starts - 1 are kept. counts: rows. num_drafts: how many of them,
-    the last ones, may be refused. first_rows: in the step.
-    sent: `numbers` on the device, at a place that stays, for work that a graph captures; the arrays are empty
-    then. None: the backend sends them.
-    """
-
-    states: States
-    slots: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    num_drafts: NDArray[np.int64]
-    first_rows: NDArray[np.int64]
-    sent: Tensor | None = None
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Stack slots, ends, starts, counts, new_ends and first_rows for kernels on a device: [NUMBERS, S]."""
-        return np.stack((self.slots, self.ends, self.starts, self.counts, self.new_ends, self.first_rows))
-
-    @property
-    def new_ends(self) -> NDArray[np.int64]:
-        """Return the states' ends after the step: all whole chunks of rows that cannot be refused are in them."""
-        return (self.starts + self.counts - self.num_drafts) // CHUNK * CHUNK
+def _for_values(heads: Tensor, shape: DeltaShape) -> Tensor:
+    """Return for each value head the key head, or its queries, that it reads: [R, Hv, Dk]."""
+    each = shape.num_v_heads // shape.num_k_heads
+    return heads.repeat(1, each, 1) if shape.tiled else heads.repeat_interleave(each, 1)
 
 
-def row_counts(layout: RowLayout) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each sequence's first row in the step, that row's position, and how many rows it has."""
-    starts = layout.query_start.numpy().astype(np.int64)
-    counts = np.diff(starts)
-    return starts[:-1], layout.seq_len.numpy().astype(np.int64) - counts, counts
+def _recurrence(
+    queries: Tensor, keys: Tensor, values: Tensor, rates: Tensor, state: Tensor, num_whole: int
+) -> Tensor:
+    """Return [R, Hv, Dv] of the queries' rows, the last of all rows. state: becomes that after num_whole rows."""
+    now, known, found = state.clone(), len(keys) - len(queries), []
+    for row, (key, value, (beta, decay)) in enumerate(zip(keys, values, rates, strict=True)):
+        now = now * decay.exp()[:, None, None]
+        change = (value - torch.einsum("hkv,hk->hv", now, key)) * beta[:, None]
+        now = now + key[:, :, None] * change[:, None, :]
+        if row + 1 == num_whole:
+            state.copy_(now)
+        if row >= known:
+            found.append(torch.einsum("hkv,hk->hv", now, queries[row - known]))
+    return torch.stack(found)
+
+
+def _normed(heads: Tensor) -> Tensor:
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + NORM_EPS)

@@ -12,6 +12,8 @@ from typing import Any
 
 from faser.api.parsing.answer_parser import THINK_MARKS, ThinkMarks
 from faser.api.parsing.gemma4 import GEMMA4_MARKS
+from faser.api.parsing.harmony import GPT_OSS, Harmony
+from faser.api.parsing.muse_glimmer import MUSE_GLIMMER
 
 CORPUS = Path(__file__).parent / "corpus"
 TOOLS: dict[str, Any] = {
@@ -51,7 +53,8 @@ class Format:
     write: the text of calls. leads: they begin the answer, where a format may need no mark.
     tags: strings that contain the format's own tags, as values. whole: further texts that are the call of g, if
     they are the whole answer. prose: texts that name tags and are no calls.
-    in_open_reasoning: calls are found in reasoning that never closes. harmony: the answer is a series of messages.
+    in_open_reasoning: calls are found in reasoning that never closes. harmony: the dialect, where the answer is a
+    series of messages; aside: the header of content before calls.
     think: the marks around reasoning otherwise.
     """
 
@@ -60,7 +63,8 @@ class Format:
     whole: tuple[str, ...] = ()
     prose: tuple[str, ...] = ()
     in_open_reasoning: bool = True
-    harmony: bool = False
+    harmony: Harmony | None = None
+    aside: str = ""
     think: ThinkMarks = THINK_MARKS
 
     @property
@@ -111,6 +115,16 @@ def llama3_json(calls: Sequence[Call], leads: bool) -> str:
 def mistral(calls: Sequence[Call], leads: bool) -> str:
     del leads
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def muse_glimmer(calls: Sequence[Call], leads: bool) -> str:
+    del leads
+    return "<|start|>assistant".join(
+        f' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
+        + "".join(f'<atem:parameter name="{key}">{each}</atem:parameter>\n' for key, each in arguments.items())
+        + "</atem:invoke>\n</atem:function_calls><|eom|>"
+        for name, arguments in calls
+    )
 
 
 def openai(calls: Sequence[Call], leads: bool) -> str:
@@ -190,8 +204,20 @@ FORMATS: dict[str, Format] = {
     "mistral": Format(
         write=mistral, tags=("[TOOL_CALLS]", "[ARGS]{"), prose=("The mark is [TOOL_CALLS] indeed.",)
     ),
+    "muse_glimmer": Format(
+        write=muse_glimmer,
+        tags=(" x ", "a</atem:parameter>b", "</atem:invoke>", "</atem:function_calls>", "<atem:", " to=g"),
+        prose=('Write <atem:invoke name="g">.', "a to=g b"),
+        harmony=MUSE_GLIMMER,
+        aside=MUSE_GLIMMER.answer,
+    ),
     "openai": Format(
-        write=openai, tags=("<|call|", '"}<|'), prose=("a <| b",), in_open_reasoning=False, harmony=True
+        write=openai,
+        tags=("<|call|", '"}<|'),
+        prose=("a <| b",),
+        in_open_reasoning=False,
+        harmony=GPT_OSS,
+        aside="<|channel|>commentary<|message|>",
     ),
     "pythonic": Format(write=pythonic, tags=("<|python_end|>", "')]", '"])'), prose=("[1, 2]", "[f]")),
     "lfm2": Format(
@@ -216,13 +242,13 @@ def answers_of(name: str) -> Iterator[Answer]:
         [("f", {"a": 'é "q" \\ \'', "n": -2}), ("g", {})],
         *([("f", {"a": tag, "n": 1})] for tag in form.tags),
     ]
-    compose = _in_harmony if form.harmony else _in_text
+    compose = _in_text if form.harmony is None else _in_harmony
     for calls in called:
         for before in ("", "Hi"):
             for after in ("", "bye"):
                 for reasoning in ("", "Hm 1 < 2."):
                     yield compose(name, reasoning, before, calls, after)
-    if not form.harmony:
+    if form.harmony is None:
         draft = f"Perhaps {form.write(one, False)}?"
         yield _in_text(name, draft, "Hi", one, "")
         yield _in_text(name, draft, "No.", [], "")
@@ -253,12 +279,14 @@ def _in_text(name: str, reasoning: str, before: str, calls: list[Call], after: s
 
 
 def _in_harmony(name: str, reasoning: str, before: str, calls: list[Call], after: str) -> Answer:
-    channel, message, end = "<|channel|>", "<|message|>", "<|end|>"
+    form = FORMATS[name]
+    assert form.harmony is not None
+    end, last = form.harmony.ends[0], form.harmony.ends[-1]
     parts = [
-        f"{channel}analysis{message}{reasoning}{end}" if reasoning else "",
-        f"{channel}commentary{message}{before}{end}" if before else "",
-        FORMATS[name].write(calls, False) if calls else "",
-        f"{channel}final{message}{after}<|return|>" if after else "",
+        f"{form.harmony.reasoning}{reasoning}{end}" if reasoning else "",
+        f"{form.aside}{before}{end}" if before else "",
+        form.write(calls, False) if calls else "",
+        f"{form.harmony.answer}{after}{last}" if after else "",
     ]
     return Answer(
         format=name,

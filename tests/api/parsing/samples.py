@@ -228,6 +228,37 @@ PHI4_MINI: dict[str, Sample] = {
     ),
     "functools": ('functools[{"name": "weather", "arguments": {"city": "Oslo"}}]', "", OSLO),
 }
+_MUSE = '<|start|>assistant to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n'
+_MUSE_END = "</atem:invoke>\n</atem:function_calls>"
+MUSE_GLIMMER: dict[str, Sample] = {
+    "one": (f'{_MUSE}<atem:parameter name="city">Oslo</atem:parameter>\n{_MUSE_END}<|eot|>', "", OSLO),
+    "the prompt has the start": (
+        ' to=weather<|message|><atem:function_calls><atem:invoke name="weather"><atem:parameter name="city">Oslo'
+        f"</atem:parameter>{_MUSE_END}",
+        "",
+        OSLO,
+    ),
+    "two in a list": (
+        f'I look.\n{_MUSE}<atem:parameter name="city">Oslo</atem:parameter>\n<atem:parameter name="days">2'
+        f'</atem:parameter>\n</atem:invoke>\n<atem:invoke name="now">\n{_MUSE_END}<|eom|>',
+        "I look.",
+        BOTH,
+    ),
+    "two messages": (
+        f'{_MUSE}<atem:parameter name="city">Oslo</atem:parameter>\n<atem:parameter name="days">2'
+        f"</atem:parameter>\n{_MUSE_END}<|eom|><|start|>assistant to=now<|message|>"
+        f'<atem:function_calls><atem:invoke name="now">{_MUSE_END}<|eot|>',
+        "",
+        BOTH,
+    ),
+    "types and spaces": (
+        f'{_MUSE}<atem:parameter name="city"> \nif a < b:\n </atem:parameter>'
+        '<atem:parameter name="at">true</atem:parameter><atem:parameter name="tags">["é", null]</atem:parameter>'
+        f'<atem:parameter name="where">{{"zip": 1}}</atem:parameter>{_MUSE_END}<|eot|>',
+        "",
+        [("weather", {"city": " \nif a < b:\n ", "at": True, "tags": ["é", None], "where": {"zip": 1}})],
+    ),
+}
 SAMPLES = {
     "gemma4": GEMMA4,
     "glm4": GLM4,
@@ -236,6 +267,7 @@ SAMPLES = {
     "hermes": HERMES,
     "llama3_json": LLAMA3,
     "mistral": MISTRAL,
+    "muse_glimmer": MUSE_GLIMMER,
     "openai": OPENAI,
     "pythonic": PYTHONIC,
     "lfm2": LFM2,
@@ -290,6 +322,14 @@ NO_CALLS = {
         "<|python_tag|>print(1)",
     ),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] weather", "[TOOL_CALLS]weather[ARGS]x", "[TOOL_CALLS][]", "[1]"),
+    "muse_glimmer": (
+        "go to=weather",
+        '<atem:invoke name="now"></atem:invoke>',
+        " to=user<|message|>Yes.",
+        f'<|start|>assistant to=unknown<|message|><atem:function_calls><atem:invoke name="unknown">{_MUSE_END}',
+        " to=now<|message|>{}",
+        " to=now<|message|><atem:function_calls>now</atem:function_calls>",
+    ),
     "openai": (
         "<|channel|>",
         "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
@@ -345,6 +385,13 @@ MALFORMED = {
     ),
     "llama3_json": (('{"name": "weather", "parameters": {"city": Oslo}} Yes', "", '{"city": Oslo}} Yes'),),
     "mistral": (('[TOOL_CALLS]weather{"city": Oslo}', "", '{"city": Oslo}'),),
+    "muse_glimmer": (
+        (
+            f'{_MUSE}<atem:parameter name="city">Oslo{_MUSE_END}',
+            "",
+            '{"city": "Oslo</atem:invoke>\\n</atem:function_calls>',
+        ),
+    ),
     "openai": (
         ('<|channel|>commentary to=functions.weather<|message|>{"city": "Oslo"<|call|>', "", '{"city": "Oslo"'),
     ),

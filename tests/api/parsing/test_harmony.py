@@ -8,6 +8,8 @@ import pytest
 
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, ReasoningText, collect
+from faser.api.parsing.harmony import GPT_OSS
+from faser.api.parsing.muse_glimmer import MUSE_GLIMMER
 from faser.api.parsing.registry import TOOL_PARSERS
 from faser.api.parsing.tool_parser import NO_CALLS
 from tests.fake_engine import byte_tokenizer
@@ -26,7 +28,7 @@ def parsed(
     parsing = AnswerParsing(
         tokenizer=TOKENIZER,
         reasoning=True,
-        harmony=True,
+        harmony=GPT_OSS,
         shows_reasoning=shows,
         tool_parser=TOOL_PARSERS["openai"] if tools else NO_CALLS,
         declared={"now": {}} if tools else {},
@@ -107,6 +109,35 @@ def test_a_call_in_the_analysis_is_a_call_and_one_to_another_tool_is_reasoning()
     assert parsed([search], tools=True) == (Message(reasoning='{"a": 1}'), len(search))
 
 
+def test_of_muse_glimmer_only_a_message_to_a_function_calls_it() -> None:
+    """Tags in reasoning and in the answer are text."""
+    tags = '<atem:function_calls><atem:invoke name="now"></atem:invoke></atem:function_calls>'
+    start, parsing = (
+        "<|start|>assistant",
+        AnswerParsing(
+            tokenizer=TOKENIZER,
+            reasoning=True,
+            harmony=MUSE_GLIMMER,
+            tool_parser=TOOL_PARSERS["muse_glimmer"],
+            declared={"now": {}},
+        ),
+    )
+    thought = f" to=self<|message|>Hm, {tags}.<|eom|>"
+    calls = f"{start} to=now<|message|>{tags}<|eom|>"
+    text = f"{thought}{start} to=user<|message|>I write {tags}<|eom|>{calls}{start} to=user<|message|>Done.<|eot|>"
+    for pieces in ([text], list(text)):
+        parser = parsing.start("<|start|>user<|message|>Hi<|eot|><|start|>assistant")
+        events = [
+            event
+            for at, piece in enumerate(pieces)
+            for event in parser.push(piece, tuple(piece.encode()), complete=at + 1 == len(pieces))
+        ]
+        found = collect(events)
+        assert (found.reasoning, found.content) == (f"Hm, {tags}.", f"I write {tags}\nDone.")
+        assert [(call.name, call.arguments) for call in found.tool_calls] == [("now", "{}")]
+        assert parser.num_reasoning_tokens == len(thought)
+
+
 def test_a_call_of_a_function_that_is_not_declared_is_content() -> None:
     text = CALL.replace("now", "then")
     assert parsed([text], tools=True) == (Message(content=text), 0)
@@ -118,7 +149,7 @@ def test_a_header_longer_than_any_is_content() -> None:
 
 
 def test_analysis_arrives_as_it_is_written_and_is_left_out_where_nobody_sees_it() -> None:
-    parser = AnswerParsing(tokenizer=TOKENIZER, reasoning=True, harmony=True).start(PROMPT)
+    parser = AnswerParsing(tokenizer=TOKENIZER, reasoning=True, harmony=GPT_OSS).start(PROMPT)
     pieces = ["<|channel|>analysis", "<|message|>", "Hm", ", so"]
     found = [parser.push(piece, tuple(piece.encode()), complete=False) for piece in pieces]
     assert found == [[], [], [ReasoningText(text="Hm")], [ReasoningText(text=", so")]]

@@ -24,7 +24,7 @@ def test_every_family_names_its_formats_of_calls_and_every_format_has_a_family()
     named = {name for family in FAMILIES for name in family.tool_parsers}
     assert named == {*TOOL_PARSERS} - {"pythonic"}  # of Llama 4, which does not load, and of tuned Llamas
     without = {family.name for family in FAMILIES if not family.tool_parsers}
-    assert without == {"Gemma 2", "Gemma 3", "Mixtral", "Muse Glimmer", "OLMoE"}
+    assert without == {"Gemma 2", "Gemma 3", "Mixtral", "OLMoE"}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_every_family_names_its_formats_of_calls_and_every_format_has_a_family()
         ("{{ message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4_mini_json"),
         ('{% if tools %}functools[{"name": x}]', "phi4_mini_json"),
         ("{% if xml_tools %}<tools></tools><tool_call>{% endif %}{% if python_tools %}<code>", "hermes"),
+        ("{% if tools %}<atem:function_calls>\n<atem:invoke name=", "muse_glimmer"),
         ("{% if tools %}{{ tools }}", None),
     ],
 )
@@ -57,6 +58,7 @@ def test_the_template_tells_whether_the_model_reasons() -> None:
     assert reasoning_parser_of("{{ '<|channel>thought\n' + thinking + '\n<channel|>' }}") == "gemma4"
     assert reasoning_parser_of("[THINK]{{ thinking }}[/THINK]") == "mistral"
     assert reasoning_parser_of("Write 'Here is my thought process:' first") == "granite"
+    assert reasoning_parser_of("assistant to=self<|message|>{{ thinking }}<|eom|>") == "muse_glimmer"
     assert reasoning_parser_of("{{ messages }}") is None
 
 

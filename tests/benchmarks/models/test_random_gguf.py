@@ -8,7 +8,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.models.random_gguf import SHAPES, Shape, write
-from faser.engine.checkpoints.families.architecture import AttentionSpec, DeltaNetSpec, DenseSpec, ExpertsSpec
+from faser.engine.checkpoints.families.architecture import AttentionSpec, DenseSpec, ExpertsSpec
+from faser.engine.checkpoints.families.qwen3_5 import DeltaNetSpec
 from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.text.tokenizer import load_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf

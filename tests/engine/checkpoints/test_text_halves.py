@@ -171,16 +171,22 @@ _IMAGES: dict[str, dict[str, Any]] = {
 PROMPT = [token % 120 for token in prompt(80, VOCAB_SIZE)]
 
 
-def make_oracle(name: str, directory: Path) -> Oracle:
+def write_wrapper(name: str, directory: Path, fields: dict[str, Any] | None = None) -> Any:
+    """Returns the model, in float32. fields: of its text config, over those of WRAPPERS."""
     class_name, text, vision = WRAPPERS[name]
     tied = {"tie_word_embeddings": False}
     config = getattr(transformers, f"{class_name}Config")(
-        text_config=_SIZES | tied | text, vision_config=vision, **_IMAGES[class_name], **tied
+        text_config=_SIZES | tied | text | (fields or {}), vision_config=vision, **_IMAGES[class_name], **tied
     )
     torch.manual_seed(11)
     model = getattr(transformers, f"{class_name}ForConditionalGeneration")(config).float().eval()
     shake_norms(model)
     model.save_pretrained(directory)
+    return model
+
+
+def make_oracle(name: str, directory: Path) -> Oracle:
+    model = write_wrapper(name, directory)
     return Oracle(directory, PROMPT, logits_of(model, PROMPT), greedy_of(model, PROMPT))
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -30,10 +29,13 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     TokenInputs,
 )
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
+from faser.kernels.interface.short_conv import ShortConv
 from faser.types.activation import Activation
 from tests.kernels.interface.low_bit.blocks import random_blocks
+from tests.kernels.interface.test_short_conv import SHAPE, OtherShape, WithoutKernels
 
 HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128
 HEAD_DIM = 16
@@ -330,3 +332,15 @@ def test_a_layer_that_reorders_its_inputs_runs_in_single_operations_alone(
     separate = SeparateLayers(native_alone, SeparateBlocks(native_alone))
     found = run_layers(native_alone, native_alone.layers, stack, (2, 3), torch.bfloat16)
     assert torch.equal(found, run_layers(native_alone, separate, stack, (2, 3), torch.bfloat16))
+
+
+def test_a_layer_whose_mixer_has_no_kernels_is_separate_and_the_log_says_so(
+    native_alone: NativeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack = layer_stack(native_alone, torch.float32, "", 2)
+    shape = OtherShape()
+    mixer = WithoutKernels(shape, ShortConv(shape=SHAPE, conv=random(SHAPE.kernel, SHAPE.channels, seed=1)))
+    first = replace(stack.layers[0], shape=shape, mixer=mixer)
+    assert set(native_alone.layers.separate(replace(stack, layers=(first, stack.layers[1])))) == {0}
+    assert "1 of 2 layers run in single operations" in caplog.text
+    assert "there are no kernels for other convolutions" in caplog.text

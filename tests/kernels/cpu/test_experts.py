@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderLayer, Experts, MixedFeedForward
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.low_bit.rows import stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
 from faser.kernels.torch_backend import TorchBackend

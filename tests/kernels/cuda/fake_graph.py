@@ -29,15 +29,15 @@ from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
 from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT, PagedLayout
 from faser.kernels.interface.blocks import Experts
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
+from faser.kernels.interface.mixers import LayerStates, StateStep
 from faser.kernels.interface.sampling import DeviceSamplingMetadata, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
-from faser.kernels.torch_delta_net import LayerStates, delta_net
 from faser.types.arrays import NO_TOKEN, Ints, Words
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -95,16 +95,14 @@ def _fake_experts(
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
 
 
-def _delta_net(
-    qkv: Tensor, rates: Tensor, shape: DeltaShape, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor
-) -> None:
+def _delta_net(qkv: Tensor, rates: Tensor, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor) -> None:
     """The reference's, of the sequences that have rows."""
     slots, ends, starts, counts, new_ends, first_rows = numbers[:, numbers[3] > 0].numpy()
     drafts = starts + counts - new_ends  # as many as leave new_ends what it is
     step = StateStep(
         states=held, slots=slots, ends=ends, starts=starts, counts=counts, num_drafts=drafts, first_rows=first_rows
     )
-    delta_net(qkv, rates, shape, net, held, step, out)
+    net.mix(qkv, rates, held, step, out)
 
 
 def _match(step: StepMatch) -> None:

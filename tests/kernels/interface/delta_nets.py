@@ -9,7 +9,8 @@ from torch import Tensor
 
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.mixers import StateShape
 from faser.kernels.interface.shapes import RowLayout
 
 MOST_DRAFTS = 20  # more than a chunk
@@ -18,6 +19,7 @@ MOST_DRAFTS = 20  # more than a chunk
 def random_net(shape: DeltaShape, seed: int = 0) -> DeltaNet:
     generator = torch.Generator().manual_seed(seed)
     return DeltaNet(
+        shape=shape,
         conv=torch.randn(shape.kernel, shape.channels, generator=generator) / 2,
         decay=-torch.rand(shape.num_v_heads, generator=generator) * 2,
         dt_bias=torch.randn(shape.num_v_heads, generator=generator),
@@ -87,7 +89,7 @@ class Layer:
         rates = torch.cat([each.tokens.rates for each in rows])
         out = torch.full((len(qkv), self._shape.q_size), torch.nan, dtype=qkv.dtype)
         step = self.cache.begin(layout)
-        self._backend.delta_net(qkv, rates, self._shape, self._net, 1, step, out)
+        self._backend.mix(qkv, rates, self._net, 1, step, out)
         return list(torch.split(out, counts.tolist()))
 
     def whole(self, tokens: Tokens, sizes: Sequence[int] = (), *, slot: int = 0) -> Tensor:

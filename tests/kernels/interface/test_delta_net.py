@@ -18,7 +18,8 @@ from torch.testing import assert_close
 
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, DeltaNet, DeltaShape
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.mixers import CHUNK
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.interface.delta_nets import Layer, Life, Rows, Tokens, random_net
 

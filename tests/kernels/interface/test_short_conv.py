@@ -4,7 +4,9 @@ Planted bugs that these tests have caught: a column late; products of refused ro
 step kept at wrong places; rows before the first one that are not zero.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, StateShape
+from faser.kernels.interface.mixers import CHUNK, LayerStates, Mixer, StateShape, StateStep
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_backend import TorchBackend
@@ -35,14 +37,42 @@ def random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
+class OtherShape:
+    """Sizes of SHAPE, under a type that no backend knows."""
+
+    kind: ClassVar[str] = "other convolutions"
+    columns, q_size, rate_columns = SHAPE.columns, SHAPE.q_size, 0
+    kernel, channels = SHAPE.kernel, SHAPE.channels
+    state_size: tuple[int, ...] = (0,)
+    row_sizes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class WithoutKernels:
+    """A mixer that no backend has kernels for."""
+
+    shape: OtherShape
+    net: ShortConv
+
+    def mix(self, x: Tensor, rates: Tensor | None, held: LayerStates, step: StateStep, out: Tensor) -> None:
+        self.net.mix(x, rates, held, step, out)
+
+
 class Layer:
     """A short convolution, the second of two layers, and the inputs that two slots keep."""
 
-    def __init__(self, backend: Backend, dtype: torch.dtype, num_snapshots: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, dtype: torch.dtype, num_snapshots: int = 0, *, has_kernels: bool = True
+    ) -> None:
         self.backend, self.dtype = backend, dtype
-        self.net = ShortConv(conv=random(SHAPE.kernel, SHAPE.channels))
+        self.net = ShortConv(shape=SHAPE, conv=random(SHAPE.kernel, SHAPE.channels))
+        self.mixer: Mixer = self.net if has_kernels else WithoutKernels(OtherShape(), self.net)
         states = StateShape(
-            layers=(None, SHAPE), num_slots=2, most_drafts=MOST_DRAFTS, dtype=dtype, num_snapshots=num_snapshots
+            layers=(None, self.mixer.shape),
+            num_slots=2,
+            most_drafts=MOST_DRAFTS,
+            dtype=dtype,
+            num_snapshots=num_snapshots,
         )
         self.cache = StateCache(backend, states)
 
@@ -56,7 +86,7 @@ class Layer:
             num_drafts=[num_drafts],
         )
         out = torch.full((len(bcx), SHAPE.channels), torch.nan, dtype=self.dtype)
-        self.backend.short_conv(bcx.to(self.dtype), SHAPE, self.net, 1, self.cache.begin(layout), out)
+        self.backend.mix(bcx.to(self.dtype), None, self.mixer, 1, self.cache.begin(layout), out)
         return out
 
 
@@ -99,3 +129,16 @@ def test_a_snapshot_has_the_inputs_before_its_end(backend: Backend) -> None:
     layer.cache.save(1, 0, CHUNK)
     layer.cache.restore(0, 0)
     assert torch.equal(layer.step(CHUNK, bcx[CHUNK : CHUNK + 7], slot=0), whole[CHUNK:])
+
+
+def test_a_mixer_without_kernels_is_computed_in_torch_with_its_states(backend: Backend) -> None:
+    bcx = random(NUM_TOKENS, SHAPE.columns, seed=1)
+    layer = Layer(backend, torch.float32, num_snapshots=1, has_kernels=False)
+    layers = (layer, Layer(TorchBackend(), torch.float32, num_snapshots=1))
+    for first, last in ((0, CHUNK + 7), (CHUNK + 7, CHUNK + 8)):
+        found, wanted = (each.step(first, bcx[first:last]) for each in layers)
+        assert torch.equal(found, wanted)
+    layer.cache.save(1, 0, CHUNK)
+    layer.cache.restore(0, 0)
+    found, wanted = (each.step(CHUNK, bcx[CHUNK : CHUNK + 7], slot=i) for i, each in enumerate(layers))
+    assert torch.equal(found, wanted)

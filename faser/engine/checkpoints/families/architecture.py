@@ -162,58 +162,14 @@ class AttentionSpec:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNetSpec:
-    """Gated delta net of a layer, in place of attention: a state, no keys and values. Checked when built.
+class MixerSpec:
+    """Kind of mixer that a layer has in place of attention: a recurrent state, no keys and values.
 
-    What it computes: kernels/interface/delta_net.py. A key head serves num_v_heads // num_k_heads value heads,
-    which follow each other or, where they are tiled, come num_k_heads apart. kernel: tokens that the convolution
-    sees, the row's own included.
-
-    Raises ModelError that names the value and the limit.
+    The module of the family that has it says which, as plain values; execution/models/mixers/ says what it
+    computes.
     """
 
-    num_k_heads: int
-    num_v_heads: int
-    k_head_dim: int
-    v_head_dim: int
-    kernel: int
-    tiled: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_v_heads % self.num_k_heads:
-            raise ModelError(
-                f"{self.num_v_heads} value heads of linear attention do not share {self.num_k_heads} key heads "
-                "evenly"
-            )
-        if self.kernel < 2:
-            raise ModelError(f"linear_conv_kernel_dim is {self.kernel}; it must be at least 2")
-
-    @property
-    def k_size(self) -> int:
-        return self.num_k_heads * self.k_head_dim
-
-    @property
-    def v_size(self) -> int:
-        return self.num_v_heads * self.v_head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvSpec:
-    """Gated short convolution of a layer, in place of attention. Checked when built.
-
-    What it computes: kernels/interface/short_conv.py. kernel: tokens that it sees, the row's own included. Raises
-    ModelError that names the value and the limit.
-    """
-
-    kernel: int
-
-    def __post_init__(self) -> None:
-        if self.kernel < 2:
-            raise ModelError(f"a convolution of {self.kernel} tokens; it must be at least 2")
-
-
-MixerSpec = DeltaNetSpec | ShortConvSpec  # of a layer that has a recurrent state in place of keys and values
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +262,7 @@ class TensorNames:
 
     norm_after_attention, norm_after_feed_forward: of layers with norms_after. q_norm, k_norm: of heads, or of all
     of them. final_norm: behind the layers. attention_gate: product of the gates of gated attention; none: it is
-    one with that of queries. convolution: a short one's products and weights begin so. fused_qkv: queries, keys
-    and values are one tensor, qkv_proj. fused_qkvz: queries, keys, values and z of a delta net are one tensor,
-    in_proj_qkvz, that has them key head by key head; fused_rates: so are b and a, in_proj_ba. gate_up, down: of a
+    one with that of queries. fused_qkv: queries, keys and values are one tensor, qkv_proj. gate_up, down: of a
     dense network; gate and up may be one tensor. router, choice_bias, expert: of a mixture; {} is the number of an
     expert, whose expert_parts are gate, up and down. shared_expert, shared_gate: an expert that every row passes,
     and what weighs it. stacked_experts: how safetensors may have these parts of all experts of a layer in one
@@ -325,10 +279,7 @@ class TensorNames:
     k_norm: str = "self_attn.k_norm"
     attention_out: str = "self_attn.o_proj"
     attention_gate: str = ""
-    convolution: str = ""
     fused_qkv: bool = False
-    fused_qkvz: bool = False
-    fused_rates: bool = False
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
@@ -391,7 +342,7 @@ class DecoderSpec:
 
     @property
     def mixers(self) -> tuple[MixerSpec | None, ...]:
-        """Return the delta net or the short convolution of each layer; None: it has attention."""
+        """Return the mixer of each layer; None: it has attention."""
         found = (each.attention for each in self.layers)
         return tuple(None if isinstance(each, AttentionSpec) else each for each in found)
 
@@ -399,10 +350,6 @@ class DecoderSpec:
     def has_states(self) -> bool:
         """Return whether a sequence has a recurrent state beside its keys and values."""
         return any(self.mixers)
-
-    @property
-    def has_short_convs(self) -> bool:
-        return any(isinstance(each, ShortConvSpec) for each in self.mixers)
 
     @property
     def normalises_values(self) -> bool:

@@ -5,6 +5,7 @@ are the σ alone.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
@@ -13,7 +14,7 @@ from faser.engine.checkpoints.families.architecture import (
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
-    ShortConvSpec,
+    MixerSpec,
     TensorNames,
 )
 from faser.engine.checkpoints.families.family import EXPERT, Config, Family, GgufArchitecture
@@ -37,7 +38,6 @@ _NAMES = TensorNames(
     q_norm="self_attn.q_layernorm",
     k_norm="self_attn.k_layernorm",
     attention_out="self_attn.out_proj",
-    convolution="conv.",
     gate_up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
     router="feed_forward.gate",
@@ -45,6 +45,21 @@ _NAMES = TensorNames(
     expert="feed_forward.experts.{}.",
     expert_parts=("w1", "w3", "w2"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec(MixerSpec):
+    """Gated short convolution of a layer, in place of attention. Checked when built.
+
+    What it computes: kernels/interface/short_conv.py. kernel: tokens that it sees, the row's own included. Raises
+    ModelError that names the value and the limit.
+    """
+
+    kernel: int
+
+    def __post_init__(self) -> None:
+        if self.kernel < 2:
+            raise ModelError(f"a convolution of {self.kernel} tokens; it must be at least 2")
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -116,10 +116,9 @@ FAMILIES = (
         model_type="muse_glimmer_text",
         architecture="MuseGlimmerForCausalLM",
         to_spec=spec,
-        tool_parsers=(),
+        tool_parsers=("muse_glimmer",),
         examples=("meta-models/Muse-Glimmer-30B",),
         gguf=("muse-glimmer",),
-        note="The text half of MuseGlimmerForConditionalGeneration. Its channels and its format of calls are not "
-        "parsed yet.",
+        note="The text half of MuseGlimmerForConditionalGeneration.",
     ),
 )

@@ -6,16 +6,16 @@ which heads.py describes, and may have a vision half, which is not read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
-    DeltaNetSpec,
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
+    MixerSpec,
     StackedExperts,
     TensorNames,
 )
@@ -45,7 +45,45 @@ _DEFAULTS: dict[str, Any] = {
 }
 _OF_MIXTURES = _DEFAULTS | {"num_key_value_heads": 2}
 _NAMES = TensorNames(not_read=("mtp.",), stacked_experts=StackedExperts.HALVES)
-_NEXT_NAMES = replace(_NAMES, fused_qkvz=True, fused_rates=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec(MixerSpec):
+    """Gated delta net of a layer, in place of attention: a state, no keys and values. Checked when built.
+
+    What it computes: kernels/interface/delta_net.py. A key head serves num_v_heads // num_k_heads value heads,
+    which follow each other or, where they are tiled, come num_k_heads apart. kernel: tokens that the convolution
+    sees, the row's own included. fused_qkvz: queries, keys, values and z are one tensor, in_proj_qkvz, that has
+    them key head by key head; fused_rates: so are b and a, in_proj_ba.
+
+    Raises ModelError that names the value and the limit.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    kernel: int
+    tiled: bool = False
+    fused_qkvz: bool = False
+    fused_rates: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_v_heads % self.num_k_heads:
+            raise ModelError(
+                f"{self.num_v_heads} value heads of linear attention do not share {self.num_k_heads} key heads "
+                "evenly"
+            )
+        if self.kernel < 2:
+            raise ModelError(f"linear_conv_kernel_dim is {self.kernel}; it must be at least 2")
+
+    @property
+    def k_size(self) -> int:
+        return self.num_k_heads * self.k_head_dim
+
+    @property
+    def v_size(self) -> int:
+        return self.num_v_heads * self.v_head_dim
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -73,8 +111,8 @@ def next_spec(config: Mapping[str, Any]) -> DecoderSpec:
     mixture = _mixture(fields, num_experts=512, top_k=10)
     plain = DenseSpec(size=fields.positive_int("intermediate_size", 5632))
     networks = [mixture if mixes else plain for mixes in has_experts(config, fields)]
-    names = replace(_NEXT_NAMES, fused_qkvz=not fields.flag("linear_qkvz_split", False))
-    return _decoder(fields, networks, names)
+    fused_qkvz = not fields.flag("linear_qkvz_split", False)
+    return _decoder(fields, networks, _NAMES, fused_qkvz=fused_qkvz, fused_rates=True)
 
 
 def _fields(config: Mapping[str, Any], defaults: dict[str, Any]) -> Fields:
@@ -94,8 +132,10 @@ def _mixture(fields: Fields, *, num_experts: int, top_k: int) -> ExpertsSpec:
     )
 
 
-def _decoder(fields: Fields, networks: Sequence[DenseSpec | ExpertsSpec], names: TensorNames) -> DecoderSpec:
-    """networks: of each layer."""
+def _decoder(
+    fields: Fields, networks: Sequence[DenseSpec | ExpertsSpec], names: TensorNames, **fused: bool
+) -> DecoderSpec:
+    """networks: of each layer. fused: see DeltaNetSpec."""
     head_dim, bias = fields.positive_int("head_dim", _HEAD_DIM), fields.flag("attention_bias", False)
     full = attention(
         fields,
@@ -113,6 +153,7 @@ def _decoder(fields: Fields, networks: Sequence[DenseSpec | ExpertsSpec], names:
         v_head_dim=fields.positive_int("linear_value_head_dim", 128),
         kernel=fields.positive_int("linear_conv_kernel_dim", 4),
         tiled=fields.flag("linear_value_heads_tiled", False),
+        **fused,
     )
     kinds: dict[str, AttentionSpec | DeltaNetSpec] = {_LINEAR: linear, _FULL: full}
     layers = [

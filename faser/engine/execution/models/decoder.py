@@ -1,6 +1,7 @@
 """The decoder: from token ids to logits, over the rows of one step, on one backend.
 
-Owns the packed weights and the activation buffers. Allocates nothing during a step and calls only the backend.
+Owns the packed weights and the activation buffers, which every step overwrites; only sums with experts in single
+operations, and those over ranks, take memory of their own (kernels/interface/forward.py). Calls only the backend.
 Knows neither files nor model families, neither sequences nor sampling.
 """
 
@@ -14,7 +15,7 @@ from faser.engine.execution.models import tensors
 from faser.engine.execution.models.layers import decoder_layer, layer_shape
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import DecoderWeights, TokenWeights
-from faser.kernels.interface.backend import Backend, SeparateBlocks, SeparateLayers
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     DecoderStack,
@@ -23,7 +24,8 @@ from faser.kernels.interface.blocks import (
     columns_of,
 )
 from faser.kernels.interface.collectives import Collectives
-from faser.kernels.interface.delta_net import DeltaShape, StateStep
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.mixers import StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
@@ -85,9 +87,9 @@ class Buffers:
         def logits(width: int) -> Tensor:
             return torch.empty((max_logit_rows, width), dtype=torch.float32, device=device)
 
-        shapes = [layer_shape(each.attention, spec.hidden_size) for each in spec.layers]
+        shapes = [layer_shape(each.attention, spec) for each in spec.layers]
         inner = spec.inner_size
-        rates = max((2 * each.num_v_heads for each in shapes if isinstance(each, DeltaShape)), default=0)
+        rates = max((each.rate_columns for each in shapes if not isinstance(each, AttentionShape)), default=0)
         width = 0 if spec.token_inputs is None else spec.num_layers * spec.token_inputs.size
         return cls(
             hidden=rows(spec.hidden_size),

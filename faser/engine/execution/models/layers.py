@@ -9,14 +9,12 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
-    DeltaNetSpec,
     LayerSpec,
     MixerSpec,
-    ShortConvSpec,
 )
+from faser.engine.execution.models.mixers import mixer_kind
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import (
-    DeltaNetWeights,
     ExpertsBesideWeights,
     ExpertsWeights,
     LayerWeights,
@@ -32,9 +30,8 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     TokenInputs,
 )
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape
+from faser.kernels.interface.mixers import MixerShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear
-from faser.kernels.interface.short_conv import ConvShape, ShortConv
 
 
 def attention_shape(spec: AttentionSpec) -> AttentionShape:
@@ -50,27 +47,16 @@ def attention_shape(spec: AttentionSpec) -> AttentionShape:
     )
 
 
-def layer_shape(spec: AttentionSpec | MixerSpec, hidden_size: int) -> AttentionShape | MixerShape:
-    if isinstance(spec, AttentionSpec):
-        return attention_shape(spec)
-    return ConvShape(channels=hidden_size, kernel=spec.kernel) if isinstance(spec, ShortConvSpec) else _delta(spec)
+def layer_shape(layer: AttentionSpec | MixerSpec, spec: DecoderSpec) -> AttentionShape | MixerShape:
+    if isinstance(layer, AttentionSpec):
+        return attention_shape(layer)
+    return mixer_kind(layer).shape(layer, spec)
 
 
 def mixer_shapes(spec: DecoderSpec) -> tuple[MixerShape | None, ...]:
     """Return what keeps a state in each layer; None: it has keys and values."""
-    shapes = (layer_shape(each.attention, spec.hidden_size) for each in spec.layers)
+    shapes = (layer_shape(each.attention, spec) for each in spec.layers)
     return tuple(None if isinstance(each, AttentionShape) else each for each in shapes)
-
-
-def _delta(spec: DeltaNetSpec) -> DeltaShape:
-    return DeltaShape(
-        num_k_heads=spec.num_k_heads,
-        num_v_heads=spec.num_v_heads,
-        k_head_dim=spec.k_head_dim,
-        v_head_dim=spec.v_head_dim,
-        kernel=spec.kernel,
-        tiled=spec.tiled,
-    )
 
 
 def decoder_layer(
@@ -102,9 +88,10 @@ def decoder_layer(
         assert norm is not None, "a layer of a decoder has an input norm"
         return NormedLinear(norm=norm, eps=spec.rms_norm_eps, linear=linear)
 
+    rates = None if weights.mixer is None else weights.mixer.rates
     return DecoderLayer(
         qkv=normed(weights.input_norm, weights.qkv) if projects else None,
-        shape=layer_shape(attention, spec.hidden_size),
+        shape=layer_shape(attention, spec),
         angles=rotary.keys(attention) if isinstance(attention, AttentionSpec) else None,
         query_angles=rotary.queries(attention) if isinstance(attention, AttentionSpec) else None,
         q_norm=head_norms[0],
@@ -114,9 +101,8 @@ def decoder_layer(
         feed_forward=_feed_forward(spec, layer, weights, inputs),
         sinks=weights.sinks,
         states=states,
-        rates=None if weights.delta_net is None else normed(weights.input_norm, weights.delta_net.rates),
-        delta_net=None if weights.delta_net is None else _delta_net(weights.delta_net, spec.rms_norm_eps),
-        short_conv=None if weights.short_conv is None else ShortConv(conv=weights.short_conv),
+        rates=None if rates is None else normed(weights.input_norm, rates),
+        mixer=None if weights.mixer is None else weights.mixer.mixer,
         v_norm=_value_norm(attention, weights.post_norm.device),
         kv_layer=attention.kv_layer if isinstance(attention, AttentionSpec) else None,
     )
@@ -127,10 +113,6 @@ def _value_norm(attention: AttentionSpec | MixerSpec, device: torch.device) -> T
     if not isinstance(attention, AttentionSpec) or not attention.v_norm or attention.kv_layer is not None:
         return None
     return torch.ones(attention.head_dim, device=device)
-
-
-def _delta_net(weights: DeltaNetWeights, eps: float) -> DeltaNet:
-    return DeltaNet(conv=weights.conv, decay=weights.decay, dt_bias=weights.dt_bias, norm=weights.norm, eps=eps)
 
 
 def _feed_forward(

@@ -19,6 +19,7 @@ from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMx
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.headers import check_sizes, open_tensors
+from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.shard import Shard, ShardedSource, local_shapes, local_spec
 from faser.engine.execution.models.sources import (
@@ -87,14 +88,11 @@ def load_decoder(
             f"{directory} is a mixture of experts; the {backend.name} backend computes none; "
             "--backend native, on a CPU, does"
         )
-    if spec.has_states and not backend.has_states:
-        raise ConfigError(
-            f"{directory} has gated delta nets; the {backend.name} backend computes none; --device cpu does"
-        )
-    if spec.has_short_convs and not backend.has_short_convs:
-        raise ConfigError(
-            f"{directory} has short convolutions; the {backend.name} backend computes none; --device cpu does"
-        )
+    for mixer in mixer_shapes(spec):
+        if mixer is not None and not backend.mixes(mixer):
+            raise ConfigError(
+                f"{directory} has {mixer.kind}; the {backend.name} backend computes none; --device cpu does"
+            )
     if config.wrapper is not None:
         _log.info("%s is a %s: its text half is loaded, images are not served", directory, config.wrapper)
     form = checkpoint_form(directory, backend, dtype, quantization=quantization, source=source)

@@ -130,7 +130,7 @@ def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
 
 
 def _shared_out(layer: LayerSpec) -> AttentionSpec:
-    assert isinstance(layer.attention, AttentionSpec), "local_spec refuses delta nets"
+    assert isinstance(layer.attention, AttentionSpec), "local_spec refuses mixers"
     return layer.attention
 
 

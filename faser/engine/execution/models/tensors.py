@@ -1,6 +1,6 @@
 """The tensors of a decoder's checkpoint: names as on the Hugging Face hub, shapes from the spec.
 
-The one module that spells these names. Opens no file and holds no tensor.
+The one module that spells these names, but for those of mixers. Opens no file and holds no tensor.
 """
 
 import math
@@ -11,20 +11,19 @@ import numpy as np
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
-    DeltaNetSpec,
     ExpertsSpec,
     LayerSpec,
-    ShortConvSpec,
+    MixerSpec,
 )
+from faser.engine.execution.models.mixers import kind, mixer_kind
 from faser.types.arrays import Ints
 
-Shape = tuple[int, ...]
+Shape = kind.Shape
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"  # unless the names of a spec say otherwise
 HEAD = "lm_head.weight"
 SINKS = "self_attn.sinks"
-LINEAR = "linear_attn."
 SCALE = "layer_scalar"
 ROUTER_SCALE = "router.scale"
 EXPERT_SCALES = "router.per_expert_scale"
@@ -92,12 +91,8 @@ def layer_shapes(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Shape]:
     """Return the shapes of one layer's tensors, without the layer's prefix."""
     hidden, attention, names = spec.hidden_size, layer.attention, spec.names
     shapes: dict[str, Shape] = {f"{names.norm_before_attention}.weight": (hidden,)}
-    if isinstance(attention, DeltaNetSpec):
-        shapes |= _delta_net_shapes(spec, attention)
-    elif isinstance(attention, ShortConvSpec):
-        widths = {"in_proj": 3 * hidden, "out_proj": hidden}
-        shapes |= {f"{names.convolution}{name}.weight": (width, hidden) for name, width in widths.items()}
-        shapes[f"{names.convolution}conv.weight"] = (hidden, 1, attention.kernel)
+    if isinstance(attention, MixerSpec):
+        shapes |= mixer_kind(attention).shapes(attention, spec)
     else:
         shapes |= _attention_shapes(spec, attention)
     if layer.norms_after:
@@ -173,19 +168,6 @@ def kv_products(attention: AttentionSpec) -> str:
     return "kk" if attention.k_eq_v else "kv"
 
 
-def _delta_net_shapes(spec: DecoderSpec, net: DeltaNetSpec) -> dict[str, Shape]:
-    hidden, channels, heads = spec.hidden_size, 2 * net.k_size + net.v_size, net.num_v_heads
-    if spec.names.fused_qkvz:
-        products = {"in_proj_qkvz": channels + net.v_size}
-    else:
-        products = {"in_proj_qkv": channels, "in_proj_z": net.v_size}
-    products |= {"in_proj_ba": 2 * heads} if spec.names.fused_rates else {"in_proj_b": heads, "in_proj_a": heads}
-    shapes: dict[str, Shape] = {f"{LINEAR}{name}.weight": (width, hidden) for name, width in products.items()}
-    shapes[f"{LINEAR}conv1d.weight"] = (channels, 1, net.kernel)
-    shapes |= dict.fromkeys((f"{LINEAR}A_log", f"{LINEAR}dt_bias"), (net.num_v_heads,))
-    return shapes | {f"{LINEAR}norm.weight": (net.v_head_dim,), f"{LINEAR}out_proj.weight": (hidden, net.v_size)}
-
-
 def head_order(attention: AttentionSpec) -> Ints | None:
     """Return the checkpoint's channel at each place of a query or key head: [D]; None: each is at its place.
 
@@ -204,19 +186,6 @@ def head_order(attention: AttentionSpec) -> Ints | None:
     turning, rest = channels[:rotated], channels[rotated:].reshape(2, -1)
     first, second = turning.reshape(-1, 2).T if rope.interleaved else turning.reshape(2, -1)
     return np.concatenate((first, rest[0], second, rest[1]))
-
-
-def parts_in_order(net: DeltaNetSpec, *widths: int) -> Ints:
-    """The rows of a tensor that has several parts key head by key head, part by part.
-
-    widths: rows of a key head in each part. Two heads, two parts, as stored → as returned:
-
-        stored     head 0: part 0, part 1; head 1: part 0, part 1
-        returned   part 0: head 0, head 1; part 1: head 0, head 1
-    """
-    rows = np.arange(net.num_k_heads * sum(widths)).reshape(net.num_k_heads, -1)
-    parts = np.split(rows, np.cumsum(widths)[:-1], axis=1)
-    return np.concatenate([each.reshape(-1) for each in parts])
 
 
 def _product(name: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:

@@ -17,14 +17,15 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
     DecoderSpec,
-    DeltaNetSpec,
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
-    ShortConvSpec,
+    MixerSpec,
     TensorNames,
 )
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.mixers import mixer_kind
+from faser.engine.execution.models.mixers.kind import MixerWeights
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
@@ -111,25 +112,10 @@ class TokenWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNetWeights:
-    """Weights of a delta net besides its products of queries, keys, values and z; as kernels/interface has it.
-
-    rates: b, then a; in the type of the activations, whatever other weights have.
-    """
-
-    rates: PackedLinear
-    conv: Tensor
-    decay: Tensor
-    dt_bias: Tensor
-    norm: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked; behind them the gates of gated attention, or z of a delta net.
+    """qkv: queries, keys, values stacked, and behind them the gates of gated attention; or the mixer's product.
 
-    Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. delta_net, short_conv: None: the layer
-    has attention, or the other.
+    Norms: float32 [H]; q_norm and k_norm [D], or of all heads together. mixer: None: the layer has attention.
 
     input_norm: None in the first layer of some heads, never in a decoder. Another norm that is None is absent.
     sinks: float32 [Hq]; None: there are none. scale: what the layer's results are multiplied by.
@@ -145,8 +131,7 @@ class LayerWeights:
     post_norm: Tensor
     network: NetworkWeights | ExpertsWeights
     norm_after: Tensor | None
-    delta_net: DeltaNetWeights | None = None
-    short_conv: Tensor | None = None
+    mixer: MixerWeights | None = None
     beside: ExpertsBesideWeights | None = None
     token_inputs: TokenLayerWeights | None = None
     scale: float = 1.0
@@ -259,7 +244,7 @@ class Packer:
             has_shared = spec.shared_size > 0
             gates = (names.router, names.shared_gate) if has_shared else (names.router,)
             return ExpertsWeights(
-                router=self._floats(*(f"{prefix}{name}" for name in gates)),
+                router=self.floats(*(f"{prefix}{name}" for name in gates)),
                 experts=tuple(expert(names.expert.format(number)) for number in range(spec.num_experts)),
                 shared=expert(names.shared_expert) if has_shared else None,
                 choice_bias=self.norm(f"{prefix}{names.choice_bias}") if spec.choice_bias else None,
@@ -290,18 +275,17 @@ class Packer:
         post_norm = norm(names.norm_before_feed_forward)
         assert post_norm is not None, "every layer normalises before its feed-forward network"
         of_norms: list[Ints | None] = [None, None]
-        if isinstance(attention, DeltaNetSpec):
-            qkv = self._qkvz(f"{prefix}{tensors.LINEAR}", attention, fused=names.fused_qkvz)
-            sinks, out = None, f"{tensors.LINEAR}out_proj"
-        elif isinstance(attention, ShortConvSpec):
-            qkv = stack(f"{names.convolution}in_proj")
-            sinks, out = None, f"{names.convolution}out_proj"
+        mixer, sinks, out = None, None, names.attention_out
+        if isinstance(attention, MixerSpec):
+            kind = mixer_kind(attention)
+            mixer, out = kind.pack(attention, spec, prefix, self), kind.out
+            qkv = mixer.product
         else:
             order = tensors.head_order(attention)
             turning = (attention.num_heads, attention.num_kv_heads)
             of_norms = [_rows_of_heads(order, heads) if attention.wide_qk_norm else order for heads in turning]
             qkv = self._qkv(prefix, attention, order, names)
-            sinks, out = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None, names.attention_out
+            sinks = self.norm(f"{prefix}{tensors.SINKS}") if attention.sinks else None
         return LayerWeights(
             input_norm=norm(names.norm_before_attention),
             qkv=qkv,
@@ -313,10 +297,7 @@ class Packer:
             post_norm=post_norm,
             network=network(layer.feed_forward),
             norm_after=norm(names.norm_after_feed_forward) if layer.norms_after else None,
-            delta_net=self._delta_net(prefix, layer, spec),
-            short_conv=self._convolution(f"{prefix}{names.convolution}conv.weight")
-            if isinstance(attention, ShortConvSpec)
-            else None,
+            mixer=mixer,
             beside=None if layer.experts is None else beside(layer.experts),
             token_inputs=None if spec.token_inputs is None else of_tokens(),
             scale=float(self.norm(f"{prefix}{tensors.SCALE}")) if layer.scaled else 1.0,
@@ -342,33 +323,7 @@ class Packer:
         queries = (of_queries if order is None else of_queries[:, order]).reshape(-1)
         return self.layer_product(*names, names[0], orders=(queries, keys, None, gates))
 
-    def _qkvz(self, prefix: str, net: DeltaNetSpec, *, fused: bool) -> PackedLinear:
-        if not fused:
-            return self.layer_product(f"{prefix}in_proj_qkv.weight", f"{prefix}in_proj_z.weight")
-        values = net.v_size // net.num_k_heads
-        order = tensors.parts_in_order(net, net.k_head_dim, net.k_head_dim, values, values)
-        return self.layer_product(f"{prefix}in_proj_qkvz.weight", orders=(order,))
-
-    def _rates(self, prefix: str, net: DeltaNetSpec, *, fused: bool) -> PackedLinear:
-        if not fused:
-            return self._floats(f"{prefix}in_proj_b", f"{prefix}in_proj_a")
-        heads = net.num_v_heads // net.num_k_heads
-        order = tensors.parts_in_order(net, heads, heads)
-        return self.pack(self._stacked((f"{prefix}in_proj_ba.weight",), (order,)), None)
-
-    def _delta_net(self, prefix: str, layer: LayerSpec, spec: DecoderSpec) -> DeltaNetWeights | None:
-        if not isinstance(layer.attention, DeltaNetSpec):
-            return None
-        prefix = f"{prefix}{tensors.LINEAR}"
-        return DeltaNetWeights(
-            rates=self._rates(prefix, layer.attention, fused=spec.names.fused_rates),
-            conv=self._convolution(f"{prefix}conv1d.weight"),
-            decay=-self.norm(f"{prefix}A_log").exp(),
-            dt_bias=self.norm(f"{prefix}dt_bias"),
-            norm=self.norm(f"{prefix}norm.weight"),
-        )
-
-    def _convolution(self, name: str) -> Tensor:
+    def convolution(self, name: str) -> Tensor:
         """The weights of a causal convolution of each channel, [kernel, channels] float32."""
         stored = self._stacked((name,), dtype=torch.float32).to(self._backend.device)
         return stored[:, 0].t().contiguous()
@@ -380,12 +335,12 @@ class Packer:
             norm=self.norm(tensors.TOKEN_NORM),
         )
 
-    def _floats(self, *names: str) -> PackedLinear:
+    def floats(self, *names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
         """A product of the named weights, stacked, that no setting quantises; with biases if the spec has them."""
-        as_stored = (None,) * len(names)
+        orders = orders or (None,) * len(names)
         biases = [f"{name}.bias" for name in names]
-        bias = self._stacked(biases, as_stored) if biases[0] in self._shapes else None
-        return self.pack(self._stacked([f"{name}.weight" for name in names], as_stored), bias)
+        bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
+        return self.pack(self._stacked([f"{name}.weight" for name in names], orders), bias)
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""

@@ -26,10 +26,10 @@ from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.drafting import StepMatch
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.mixers import StateShape
 from faser.kernels.interface.sampling import SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import DeviceLane, LaneError
 from faser.types.engine import ProgressCallback

@@ -22,8 +22,8 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes, next_size
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
-from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
+from faser.kernels.interface.mixers import NUMBERS, States, StateStep
 from faser.kernels.interface.sampling import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.optional import maybe

@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.kernels.interface.delta_net import StateStep
+from faser.kernels.interface.mixers import StateStep
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 

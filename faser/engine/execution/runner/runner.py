@@ -22,9 +22,9 @@ from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.state_cache import NoStates, StateCache
 from faser.engine.execution.sampling.tokens import LOGITS_ONLY, PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import StateShape, StateStep
 from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
+from faser.kernels.interface.mixers import StateShape, StateStep
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.optional import or_else

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, MixerShape, StateShape, StateStep, row_counts
+from faser.kernels.interface.mixers import CHUNK, MixerShape, StateShape, StateStep, row_counts
 from faser.kernels.interface.shapes import RowLayout
 from faser.types.arrays import Ints
 

@@ -67,7 +67,7 @@ from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.lanes import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK
+from faser.kernels.interface.mixers import CHUNK
 from faser.types.engine import ModelInfo, ProgressCallback
 
 WrapDrafter = Callable[[Drafter], Drafter]

@@ -17,9 +17,9 @@ from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.errors import ConfigError
-from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.mixers import StateShape
 from faser.machine import available_memory
 
 

@@ -35,16 +35,15 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.flashinfer.products import Products, ProductWays
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, StateShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.kernels.interface.mixers import Mixer, MixerShape, StateShape, StateStep, TorchStates
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
-from faser.kernels.interface.short_conv import ConvShape, ShortConv
-from faser.kernels.torch_delta_net import TorchStates
 from faser.types.activation import Activation
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -151,8 +150,6 @@ class FlashInferBackend:
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
         self.has_experts = kernels.experts is not None
-        self.has_states = kernels.delta_net is not None
-        self.has_short_convs = False
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         # The last step's numbers, by its counts: the step itself would keep all states.
@@ -372,16 +369,11 @@ class FlashInferBackend:
             )
         return TorchStates(shape, self.device)
 
-    def delta_net(
-        self,
-        qkv: Tensor,
-        rates: Tensor,
-        shape: DeltaShape,
-        net: DeltaNet,
-        layer: int,
-        step: StateStep,
-        out: Tensor,
-    ) -> None:
+    def mixes(self, shape: MixerShape) -> bool:
+        """Return whether it is a delta net, on a device that has kernels for them."""
+        return isinstance(shape, DeltaShape) and self._kernels.delta_net is not None
+
+    def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
         """See Backend. The numbers of an eager step are sent once, by its first layer."""
         if step.sent is not None:
             numbers = step.sent
@@ -393,13 +385,9 @@ class FlashInferBackend:
                 self._sent_numbers = step.counts, self._accelerator.upload(host).view(found.shape)
             numbers = self._sent_numbers[1]
         assert self._kernels.delta_net is not None, "the loader refuses models with states then"
-        self._kernels.delta_net(qkv, rates, shape, net, step.states.layers[layer], numbers, out)
-
-    def short_conv(
-        self, bcx: Tensor, shape: ConvShape, net: ShortConv, layer: int, step: StateStep, out: Tensor
-    ) -> None:
-        del bcx, shape, net, layer, step, out
-        raise ConfigError("the flashinfer backend has no kernels for short convolutions; --device cpu does")
+        assert isinstance(mixer, DeltaNet), mixer
+        assert rates is not None, "a delta net has rates"
+        self._kernels.delta_net(x, rates, mixer, step.states.layers[layer], numbers, out)
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -14,11 +14,11 @@ from torch import Tensor
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.interface.blocks import DecoderLayer, Experts
-from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
+from faser.kernels.interface.mixers import LayerStates
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
-from faser.kernels.torch_delta_net import LayerStates
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
@@ -26,8 +26,8 @@ RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
 # Of x, logits, hidden, read, of a shared expert what it gives and its logits, and slots; see triton/experts.py.
 RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor | None], None]
-# Of qkv, rates, shape, net, held, numbers, out; see triton/delta_net.py.
-RunDeltaNet = Callable[[Tensor, Tensor, DeltaShape, DeltaNet, LayerStates, Tensor, Tensor], None]
+# Of qkv, rates, net, held, numbers, out; see triton/delta_net.py.
+RunDeltaNet = Callable[[Tensor, Tensor, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
 # See triton/drafting.py for the arguments of these.
 Match = Callable[[StepMatch], None]

@@ -21,7 +21,7 @@ from torch import Tensor
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import CudaLinear, FewRows
 from faser.kernels.cuda.triton.scaled_fp8 import joins
-from faser.kernels.interface.backend import Backend, SeparateBlocks
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -30,6 +30,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
     columns_of,
 )
+from faser.kernels.interface.forward import SeparateBlocks
 from faser.kernels.interface.fp8 import Fp8Linear
 from faser.kernels.interface.shapes import PackedLinear
 from faser.types.activation import Activation

@@ -17,8 +17,9 @@ from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import FewRowAttention
 from faser.kernels.cuda.flashinfer.few_row_blocks import MOST_ROWS
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
-from faser.kernels.interface.backend import Backend, SeparateLayers
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import Blocks, DecoderLayer
+from faser.kernels.interface.forward import SeparateLayers
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, RowLayout
 

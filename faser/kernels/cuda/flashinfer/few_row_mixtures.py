@@ -13,8 +13,9 @@ from torch import Tensor
 
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import RunFewRowExperts
-from faser.kernels.interface.backend import Backend, SeparateMixtures
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import BlockBuffers, Experts
+from faser.kernels.interface.forward import SeparateMixtures
 
 MOST_ROWS = 8
 SEPARATE = "separate launches"

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import EXACT, expect, expect_lines, jit, jit_for_any, next_power_of_2
-from faser.kernels.interface.delta_net import CHUNK, NUMBERS, DeltaNet, DeltaShape
-from faser.kernels.torch_delta_net import NORM_EPS, LayerStates
+from faser.kernels.interface.delta_net import NORM_EPS, DeltaNet
+from faser.kernels.interface.mixers import CHUNK, NUMBERS, LayerStates
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD_DIMS = range(16, 257, 16)  # a matrix that tl.dot takes has sides of 16 at least
@@ -212,15 +212,14 @@ def _finish(
                 tl.store(kept_input + key, tl.load(source + key, mask=of_key), mask=of_key)
 
 
-def delta_net(
-    qkv: Tensor, rates: Tensor, shape: DeltaShape, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor
-) -> None:
-    """Compute Backend.delta_net. held: the layer's part of the states. numbers: [NUMBERS, S] int64: see StateStep.
+def delta_net(qkv: Tensor, rates: Tensor, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor) -> None:
+    """Compute Backend.mix of a delta net. held: the layer's states. numbers: [NUMBERS, S] int64: see StateStep.
 
     qkv: [R, shape.columns] float32, bfloat16 or float16; out: [R, Hv Dv] of its type; rates: [R, 2 Hv] float32,
     contiguous. Rows of no sequence are padding: nothing of them is kept, and what they give is arbitrary.
     Raises EngineError that names the tensor that does not fit, or a head outside HEAD_DIMS.
     """
+    shape, (keys, values, kept_rates) = net.shape, held.rows
     for dim in (shape.k_head_dim, shape.v_head_dim):
         if dim not in HEAD_DIMS:
             raise EngineError(f"a head has {dim} channels; the kernels of delta nets take {HEAD_DIMS}")
@@ -240,21 +239,21 @@ def delta_net(
     }  # fmt: skip
     block_k, block_v = next_power_of_2(shape.k_head_dim), next_power_of_2(shape.v_head_dim)
     sequences, stride = next_power_of_2(max(num_sequences, len(held.state))), numbers.stride(0)
-    num_inputs, num_kept = held.inputs.shape[1], held.keys.shape[1]
+    num_inputs, num_kept = held.inputs.shape[1], keys.shape[1]
     _convolve[(rows, 2 * shape.num_k_heads + shape.num_v_heads)](
         qkv, qkv.stride(0), numbers, stride, num_sequences, held.inputs, net.conv, convolved,
         shape.k_head_dim**-0.5, NUM_INPUTS=num_inputs, KERNEL=shape.kernel, SEQUENCES=sequences,
         BLOCK=max(block_k, block_v), num_warps=1, **heads, **EXACT,
     )  # fmt: skip
-    values = min(block_v, _VALUES)
-    _chunks[(num_sequences, shape.num_v_heads, -(-shape.v_head_dim // values))](
-        convolved, rates, net.decay, net.dt_bias, numbers, stride, held.state, held.keys, held.values, held.rates,
-        mixed, NUM_KEPT=num_kept, TILED=shape.tiled, BLOCK_K=block_k, BLOCK_V=values, num_warps=4, **heads,
+    piece = min(block_v, _VALUES)
+    _chunks[(num_sequences, shape.num_v_heads, -(-shape.v_head_dim // piece))](
+        convolved, rates, net.decay, net.dt_bias, numbers, stride, held.state, keys, values, kept_rates,
+        mixed, NUM_KEPT=num_kept, TILED=shape.tiled, BLOCK_K=block_k, BLOCK_V=piece, num_warps=4, **heads,
         **EXACT,
     )  # fmt: skip
     _finish[(rows, shape.num_v_heads)](
         qkv, qkv.stride(0), rates, net.decay, net.dt_bias, convolved, mixed, net.norm, net.eps, numbers, stride,
-        num_sequences, held.inputs, held.keys, held.values, held.rates, out, out.stride(0),
+        num_sequences, held.inputs, keys, values, kept_rates, out, out.stride(0),
         NUM_INPUTS=num_inputs, NUM_KEPT=num_kept, SEQUENCES=sequences, BLOCK_K=block_k, BLOCK_V=block_v,
         num_warps=1, **heads, **EXACT,
     )  # fmt: skip

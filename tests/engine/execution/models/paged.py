@@ -13,8 +13,8 @@ from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.mixers import StateShape
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.torch_backend import TorchBackend
 

@@ -26,9 +26,9 @@ from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
+from faser.kernels.interface.mixers import StateShape
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import DeviceLane
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint

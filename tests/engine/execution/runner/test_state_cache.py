@@ -13,7 +13,8 @@ from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.delta_net import CHUNK, DeltaShape, StateShape
+from faser.kernels.interface.delta_net import DeltaShape
+from faser.kernels.interface.mixers import CHUNK, StateShape
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.execution.models.paged import MOST_DRAFTS, PagedModel, Rows, load, prompt

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
-from faser.kernels.interface.backend import SeparateBlocks
+from faser.kernels.interface.forward import SeparateBlocks
 from tests.kernels.cuda.flashinfer.chosen import Chosen
 from tests.kernels.cuda.triton.layers import Layer, backend_of
 from tests.kernels.cuda.triton.rows import DEVICE

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.delta_net import delta_net
-from faser.kernels.interface.delta_net import NUMBERS, DeltaNet, DeltaShape, StateShape, StateStep
+from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.kernels.interface.mixers import NUMBERS, LayerStates, Mixer, StateShape, StateStep, TorchStates
 from faser.kernels.torch_backend import TorchBackend
-from faser.kernels.torch_delta_net import LayerStates, TorchStates
 from tests.kernels.interface.delta_nets import Layer, Life, Rows, Tokens, random_net
 from tests.kernels.interface.test_delta_net import formula
 
@@ -32,17 +32,10 @@ NUM_TOKENS = 37
 class TritonStates(TorchBackend):
     """The reference, but for delta nets."""
 
-    def delta_net(
-        self,
-        qkv: Tensor,
-        rates: Tensor,
-        shape: DeltaShape,
-        net: DeltaNet,
-        layer: int,
-        step: StateStep,
-        out: Tensor,
-    ) -> None:
-        delta_net(qkv, rates, shape, net, step.states.layers[layer], torch.from_numpy(step.numbers), out)
+    def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
+        assert isinstance(mixer, DeltaNet)
+        assert rates is not None
+        delta_net(x, rates, mixer, step.states.layers[layer], torch.from_numpy(step.numbers), out)
 
 
 @pytest.mark.parametrize("sizes", [(), (3, 14, 1, 15), (1,) * 20])
@@ -109,18 +102,17 @@ def test_padding_keeps_nothing_and_harms_nothing() -> None:
     plain, padded = (layer_states(shape, 2) for _ in range(2))
     step = torch.tensor([[1], [0], [0], [20], [16], [0]])
     wanted = torch.empty(20, shape.q_size)
-    delta_net(tokens.qkv, tokens.rates, shape, net, plain, step, wanted)
+    delta_net(tokens.qkv, tokens.rates, net, plain, step, wanted)
     numbers = torch.zeros(NUMBERS, 4, dtype=torch.int64)
     numbers[:, :1], numbers[5, 1:] = step, 1 << 40
     more = tokens.then(Tokens.random(shape, 4, torch.float32, 2))
     found = torch.full((24, shape.q_size), 7.0)
-    delta_net(more.qkv, more.rates, shape, net, padded, numbers[:, :3], found)
+    delta_net(more.qkv, more.rates, net, padded, numbers[:, :3], found)
     assert torch.equal(found[:20], wanted)
     assert (found[20:] == 7).all()
-    for name in ("state", "inputs", "keys", "values", "rates"):
-        one, other = (getattr(each, name) for each in (plain, padded))
+    for one, other in zip(*((each.state, each.inputs, *each.rows) for each in (plain, padded)), strict=True):
         assert one.abs().max() > 0
-        assert torch.equal(one, other), name
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +129,7 @@ def test_what_does_not_fit_is_named(other: DeltaShape, message: str) -> None:
         delta_net(
             tokens.qkv,
             tokens.rates,
-            other,
-            random_net(shape),
+            replace(random_net(shape), shape=other),
             layer_states(shape, 1),
             numbers,
             torch.empty(2, 64),

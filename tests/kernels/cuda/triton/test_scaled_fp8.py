@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
-from faser.kernels.interface.backend import SeparateBlocks
+from faser.kernels.interface.forward import SeparateBlocks
 from tests.kernels.cuda.triton.layers import Layer, backend_of, expect_same
 from tests.kernels.cuda.triton.rows import DEVICE
 

@@ -29,8 +29,8 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_sizes import next_size
 from faser.engine.execution.runner.runner import Runner, StagedNumbers
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphCapture, StagingBuffer
+from faser.kernels.interface.mixers import StateStep
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 from faser.types.arrays import Ints
 
