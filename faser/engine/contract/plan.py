@@ -273,6 +273,7 @@ class StepResult:
     logprobs: one per token, if the request asked.
     prompt_logprobs: of the prompt positions start + 1 … start + rows (as far as they are prompt), if the request
     asked.
+    pooled: the vector [D] float32 of the prompt that ends with this step, if the request asked.
     """
 
     step: int
@@ -289,6 +290,7 @@ class StepResult:
     num_cut: Mapping[int, int] = field(default_factory=dict)
     logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    pooled: Mapping[int, bytes] = field(default_factory=dict)
 
     def by_sequence(self) -> list[tuple[int, ...]]:
         """The tokens of each sequence."""
@@ -317,7 +319,7 @@ class SequenceDelta:
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
     num_preemptions: of the sample so far.
     error: why finish_reason is ERROR. speculation: with the finish_reason, in an engine that speculates.
-    trace: if the request asks, and there are tokens.
+    trace: if the request asks, and there are tokens. pooled: with the finish_reason, of a request for a vector.
     """
 
     request_id: str
@@ -333,6 +335,7 @@ class SequenceDelta:
     error: SequenceError | None = None
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None
+    pooled: bytes | None = None
 
 
 class StepSpan(NamedTuple):
@@ -364,6 +367,7 @@ class StepDeltas:
     errors: dict[int, SequenceError] = field(default_factory=dict)
     speculation: dict[int, SpeculationSummary] = field(default_factory=dict)
     traces: dict[int, StepTrace] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
     def reported(self) -> tuple[list[Any], ...]:
         """Return the columns of what every delta has, but for its tokens."""
@@ -391,6 +395,7 @@ class StepDeltas:
                 error=self.errors.get(at),
                 speculation=self.speculation.get(at),
                 trace=self.traces.get(at),
+                pooled=self.pooled.get(at),
             )
             begin = end
 
