@@ -29,6 +29,7 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
 )
 from faser.engine.checkpoints.heads import EAGLE3, FeatureNorm, HeadSpec
+from faser.optional import present
 
 _FEED_FORWARD = 3  # widths of a drafter: its feed-forward, at most
 _THETA = 10_000.0  # of a drafter for a target without a rotary embedding
@@ -161,12 +162,12 @@ def _decoder(target: DecoderSpec, num_layers: int) -> DecoderSpec:
     Every pass reads them, and every step of the training multiplies with them: wider ones would cost more of both.
     """
     size = min(target.feed_forward.size, _FEED_FORWARD * target.hidden_size)
-    rope = next((each.rope for each in target.attentions if each.rope is not None), None)
+    ropes = present(each.rope for each in target.attentions)
     attention = AttentionSpec(
         num_heads=target.attention.num_heads,
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
-        rope=RopeSpec(theta=_THETA) if rope is None else RopeSpec(theta=rope.theta, scaling=_known(rope.scaling)),
+        rope=RopeSpec(theta=ropes[0].theta, scaling=_known(ropes[0].scaling)) if ropes else RopeSpec(theta=_THETA),
     )
     return DecoderSpec(
         vocab_size=target.vocab_size,

@@ -99,12 +99,16 @@ class ReportedStep:
     stats: EngineStats
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing where there is no listener."""
+
+
 class LiveRecorder:
     """One engine and those that replace it. clock: seconds that never jump."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.on_change: Callable[[], None] | None = None  # the engine has changed its state
-        self.on_watch: Callable[[bool], None] | None = None  # statistics of every step are wanted, or no more
+        self.on_change: Callable[[], None] = _ignore  # the engine has changed its state
+        self.on_watch: Callable[[bool], None] = _ignore  # statistics of every step are wanted, or no more
         self._clock = clock
         self._began_s = clock()
         self._engine = 0
@@ -142,14 +146,12 @@ class LiveRecorder:
     def watch(self) -> None:
         """Note single steps from now on, until `unwatch`. The caller takes the snapshots."""
         self._watched = True
-        if self.on_watch is not None:
-            self.on_watch(True)
+        self.on_watch(True)
 
     def unwatch(self) -> None:
         self._watched = False
         self._steps.clear()
-        if self.on_watch is not None:
-            self.on_watch(False)
+        self.on_watch(False)
 
     def snapshot(self) -> Snapshot:
         """The counters now; `past` ends with it."""
@@ -198,8 +200,7 @@ class LiveRecorder:
 
     def engine_state(self, state: EngineState) -> None:
         self._state = state
-        if self.on_change is not None:
-            self.on_change()
+        self.on_change()
 
     def latency(self, name: str, seconds: float) -> None:
         self._latencies[name].add(seconds, self._clock())

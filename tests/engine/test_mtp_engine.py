@@ -28,6 +28,7 @@ from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.heads.head import HeadDrafter
+from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
 from faser.errors import ConfigError, ModelError
 from faser.types.request import Request
 from tests.checkpoints import write_tokenizer
@@ -299,7 +300,7 @@ def test_of_a_large_vocabulary_the_layer_chooses_how_many_tokens_it_drafts(tmp_p
     (drafter,) = drafters
     assert isinstance(drafter, HeadDrafter)
     vocabulary = drafter.vocabulary
-    assert vocabulary is not None
+    assert isinstance(vocabulary, DraftVocabulary)
     assert (vocabulary.sizes, vocabulary.size) == ((8_192, 16_384, 32_768, 65_536), 32_768)
     sizes = cycle(range(4))
     found: dict[tuple[str, int], list[int]] = {}

@@ -67,6 +67,25 @@ class ToolParser(Protocol):
     def new_call_id(self) -> str: ...
 
 
+class _NoCalls:
+    """Stands in for a format where calls are not looked for."""
+
+    marks: ClassVar[tuple[str, ...]] = ()
+    openings: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = ()
+    inner_marks: ClassVar[tuple[str, ...]] = ()
+    tag: ClassVar[CallTag | None] = None
+
+    def read_calls(self, _mark: str, _cursor: TextCursor, _calls: "CallWriter") -> Reading[None]:
+        raise NotACall
+
+    def new_call_id(self) -> str:
+        raise NotACall
+
+
+NO_CALLS: ToolParser = _NoCalls()
+
+
 class CallWriter:
     """Writes the events of calls. declared: the parameters' JSON schema of each function that may be called.
 
@@ -158,6 +177,17 @@ class CallWriter:
     @property
     def _reported(self) -> bool:
         return self._parallel or self.num_calls == 1
+
+
+class ContentReader:
+    """Content of one answer whose calls are not looked for."""
+
+    num_calls = 0
+
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """Return what the next piece adds. See ToolCallReader."""
+        del complete, cut
+        return [ContentText(text=text)] if text else []
 
 
 class ToolCallReader:

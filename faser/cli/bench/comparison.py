@@ -19,6 +19,7 @@ import numpy as np
 from faser.cli.bench.estimates import Estimate, ratio
 from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import EngineError
+from faser.optional import present
 from faser.types.answer import FinishReason
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
@@ -148,8 +149,8 @@ class Measured:
     @property
     def decoding(self) -> Estimate | None:
         """None: answers are too short."""
-        mine = [rate for run in self.runs if (rate := run.decode_per_s) is not None]
-        theirs = [rate for run in self.off if (rate := run.decode_per_s) is not None]
+        mine = present(run.decode_per_s for run in self.runs)
+        theirs = present(run.decode_per_s for run in self.off)
         return ratio(mine, theirs) if len(mine) == len(theirs) == len(self.runs) else None
 
     @property

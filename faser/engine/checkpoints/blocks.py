@@ -40,6 +40,7 @@ from faser.engine.checkpoints.heads import (
 )
 from faser.engine.checkpoints.quantized import StoredQuantization, stored_quantization
 from faser.errors import ModelError
+from faser.optional import given
 
 _DFLASH2 = "DFlash2DraftModel"
 _GEMMA4 = "Gemma4DSparkModel"
@@ -189,7 +190,7 @@ def _speculators_spec(config: dict[str, Any], target: DecoderSpec, method: str) 
 def _flat_spec(config: Mapping[str, Any], target: DecoderSpec, method: str) -> BlockSpec:
     """Fields in `dflash_config` come before those next to it."""
     inner = Fields(_without_causal(config)).optional_dict("dflash_config") or {}
-    merged = {**config, **{name: value for name, value in inner.items() if value is not None}}
+    merged = {**config, **given(inner)}
     stated = Fields(_without_causal(merged)).optional_int("num_target_layers")
     if stated is not None and stated != target.num_layers:
         raise ModelError(

@@ -32,6 +32,7 @@ from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 from faser.files import parse_json
+from faser.optional import given
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
 MTP_PREFIX = "mtp."  # of the tensors of an MTP layer
@@ -245,7 +246,7 @@ def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpe
 def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """Fields in `eagle_config` come before those next to it, as in vLLM."""
     eagle_config = Fields(config).optional_dict("eagle_config") or {}
-    merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
+    merged = {**config, **given(eagle_config)}
     fields = Fields(merged)
     if not fields.flag("use_aux_hidden_state", True):
         raise ModelError("config.json: use_aux_hidden_state is false; only true is supported")
@@ -283,8 +284,8 @@ def head_layers_spec(
     """
     if family not in families:
         raise ModelError(f"config.json: model_type of the head is {family!r}; only {', '.join(families)} are read")
-    given = {name: value for name, value in config.items() if value is not None}
-    fields = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size} | given
+    of_target = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size}
+    fields = of_target | given(config)
     spec = decoder_spec(fields | {"architectures": [], "model_type": family, "tie_word_embeddings": False})
     windows = Fields(fields).windows(spec.windows)
     spec = replace(

@@ -25,6 +25,7 @@ from faser.engine.client.affinity import PrefixReach
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
+from faser.optional import present
 from faser.types.outlook import Decision, Target
 from faser.types.request import NO_TARGETS, REFUSE, WAIT, Request, Slo, SpeculationParams
 
@@ -356,7 +357,7 @@ def _is_paced(request: Request) -> bool:
 def _as_class(request: Request, settings: SpeculationParams) -> Request:
     """The request with the class's targets and limits, and never more drafts than it asked for."""
     own = request.speculation
-    caps = [each for each in (own.max_tokens, settings.max_tokens) if each is not None]
+    caps = present((own.max_tokens, settings.max_tokens))
     enabled = own.enabled and settings.enabled
     return replace(
         request,

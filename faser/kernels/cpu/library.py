@@ -10,6 +10,9 @@ import os
 import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from faser.errors import ConfigError
 
@@ -21,6 +24,11 @@ EMULATED_TILES, HARDWARE_TILES, ALL_EMULATED_TILES = range(3)  # TileKind
 _NO_TILES = {1: "the system refuses them", 2: "they fault", 3: "they compute something else"}
 _log = logging.getLogger("faser")
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
+
+
+def address_of(array: NDArray[Any] | None) -> int | None:
+    """Return the address of an array's first value; None for one that is missing."""
+    return None if array is None else array.ctypes.data
 
 
 class LinearStruct(ctypes.Structure):

@@ -9,6 +9,7 @@ from torch import Tensor
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.library import LanePools
 from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, best_then_drawn
+from faser.optional import maybe
 
 
 class CpuMaskKernel:
@@ -91,7 +92,7 @@ class CpuSamplingKernels:
             len(found),
             noise.ctypes.data,
             found.ctypes.data,
-            None if margins is None else margins.ctypes.data,
+            native_library.address_of(margins),
         )
 
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
@@ -120,9 +121,9 @@ class _Rows:
             torch.from_numpy(metadata.min_p).log().float().numpy(),
             np.ascontiguousarray(metadata.top_k),
             np.ascontiguousarray(metadata.top_p),
-            None if ids is None else np.ascontiguousarray(ids),
+            maybe(np.ascontiguousarray, ids),
         )
-        struct = native_library.ChoiceStruct(*(None if each is None else each.ctypes.data for each in arrays))
+        struct = native_library.ChoiceStruct(*map(native_library.address_of, arrays))
         self.address = ctypes.addressof(struct)
         self._kept = (struct, arrays)
 

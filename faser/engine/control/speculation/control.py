@@ -30,7 +30,7 @@ import numpy as np
 from faser.config.speculation import AUTO, DRAFT_METHODS, PROMPT_ROWS, SpeculationConfig
 from faser.engine.contract.drafts import FIRST_TEXT, Drafts, DraftTable, Ints
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, SampledStep, Texts
-from faser.engine.contract.plan import DraftPlan, StepPlan, StepResult, StepSpan
+from faser.engine.contract.plan import DrafterCheck, DraftPlan, StepPlan, StepResult, StepSpan
 from faser.engine.contract.step_times import Role
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence, Status
@@ -153,9 +153,9 @@ class SpeculationControl:
             most_missing=PROMPT_ROWS if config.needs_head else None,
         )
         options = overlap or OverlapOptions(name=SERIAL, share=0.0)
-        self.watch = DrafterWatch(num_slots)
+        self._watch = DrafterWatch(num_slots)
         self._statistics = SpeculationStatistics(
-            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self.watch
+            num_slots, cap, (*config.classes,), partition=options.name, details=details, watch=self._watch
         )
         self._overlap = OverlapControl(costs, self._acceptance, self._state.frontiers, options)
         self._fallback = options.fallback
@@ -169,6 +169,14 @@ class SpeculationControl:
         self._guards.use(self._policy.name, is_guarded=self._policy.is_guarded, forget=False)
 
     # What the scheduler says of policies and sequences.
+
+    speculates = True
+
+    def drafter_check(self) -> DrafterCheck | None:
+        return self._watch.next_check()
+
+    def drafter_checked(self, check: DrafterCheck, *, differed: bool) -> None:
+        self._watch.checked(check, differed=differed)
 
     def use_policy(
         self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
@@ -201,7 +209,7 @@ class SpeculationControl:
         self._state.start(sequence)
         self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
-        self.watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
+        self._watch.start(slot, sequence.num_tokens, has_hit=sequence.num_computed > 0, is_watched=teaches)
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good or until it is admitted again."""
@@ -209,7 +217,7 @@ class SpeculationControl:
         self._state.release(sequence)
         self._acceptance.release(sequence.held_slot)
         self._statistics.release(sequence.held_slot)
-        self.watch.release(sequence.held_slot)
+        self._watch.release(sequence.held_slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """Summarize what speculation has done so far for a sequence that has a slot."""

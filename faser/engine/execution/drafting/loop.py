@@ -13,7 +13,7 @@ numbers depend, and its row a place in the cache of the model that drafts; they 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -75,6 +75,11 @@ class DraftBatch:
             table.token_ids[at, :width] = self.token_ids
             table.confidences[at, :width] = self.margins
         return table
+
+
+def on_host(values: Tensor) -> NDArray[Any]:
+    """Return the values where the host reads them; waits for a device."""
+    return values.numpy(force=True)
 
 
 def no_drafts() -> DraftBatch:

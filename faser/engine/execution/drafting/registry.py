@@ -23,6 +23,7 @@ from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.heads.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.heads.decoder import HeadModelLoop, HeadModelPasses, StateReader
 from faser.engine.execution.drafting.heads.head import Head, HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE
 from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
@@ -150,7 +151,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         assert isinstance(runner, HeadRunner), "an assistant has no other runner"
         return AssistantDrafter(runner, parts.table, states, sampler, method)
     cache = HeadCache(parts.table, num_blocks=found.kv.num_blocks, block_size=found.kv.block_size)
-    predicts, vocabulary = _point_masses(sampler), None
+    predicts = _point_masses(sampler)
+    vocabulary = WHOLE
     loop: BlockLoop | HeadLoop | HeadModelLoop
     if isinstance(runner, BlockRunner):
         loop = BlockLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)

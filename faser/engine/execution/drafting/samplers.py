@@ -85,10 +85,16 @@ def drafted_by_runner(sampled: SampledTokens) -> DraftTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAhead:
-    """Numbers by which the tokens of S drafts are predicted: sequences' metadata, and random words [S, width]."""
+    """Numbers by which the tokens of S drafts are predicted: sequences' metadata, and random words [S, width].
 
-    metadata: SamplingMetadata
-    noise: Words
+    None: every token is the most likely one.
+    """
+
+    metadata: SamplingMetadata | None = None
+    noise: Words | None = None
+
+
+_MOST_LIKELY = TokensAhead()
 
 
 class PointMassSampler(DraftSampler, Protocol):
@@ -98,8 +104,8 @@ class PointMassSampler(DraftSampler, Protocol):
         """Return what a runner needs to draft tokens at these positions of these slots. positions: not copied."""
         ...
 
-    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
-        """For drafts of up to `width` tokens. None: every token is the most likely one."""
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead:
+        """For drafts of up to `width` tokens."""
         ...
 
 
@@ -117,8 +123,8 @@ class GreedyDraftSampler:
     def metadata(self, _slots: Ints, positions: Ints) -> SamplingMetadata:
         return SamplingMetadata.greedy(positions)
 
-    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
-        return
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> TokensAhead:
+        return _MOST_LIKELY
 
 
 class SampleAndMatchDraftSampler:
@@ -148,9 +154,9 @@ class SampleAndMatchDraftSampler:
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return self._state.metadata(slots, positions)
 
-    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead:
         if not self._state.any_random(slots):
-            return None
+            return _MOST_LIKELY
         positions = (draft_starts[:, None] + np.arange(width)).ravel()
         seeds = np.repeat(self._state.seed[slots], width)
         noise = noise_words(seeds, positions, Purpose.TOKEN, generate=self._kernels.philox)

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from faser.errors import ConfigError
 from faser.kernels.interface.shapes import DeviceLane, Processors
 from faser.machine import usable_cores
+from faser.optional import or_else
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Lane:
     @property
     def processors(self) -> Processors | None:
         """The argument of Backend.use; None: all processors."""
-        return self.cores if self.device_lane is None else self.device_lane
+        return or_else(self.device_lane, self.cores)
 
 
 EVERYTHING = Lane(cores=None)

@@ -21,6 +21,7 @@ from faser.engine.execution.sampling.parameters import Purpose, SamplingState, n
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows
 from faser.kernels.interface.sampling import Reals, SamplingKernels, SamplingMetadata
+from faser.optional import present
 
 
 class Sampler:
@@ -73,7 +74,7 @@ class Sampler:
         active = [each for each in self._processors if each.slots]
         if active:
             processed = ProcessedRows(rows.slots.tolist(), rows.positions.tolist(), rows.drafts)
-            rows.edit([edit for each in active if (edit := each.edit(processed)) is not None])
+            rows.edit(present(each.edit(processed) for each in active))
             for each in active:
                 rows.without_token |= each.without_token
         return rows

@@ -63,6 +63,18 @@ class TokenSampler(Protocol):
         ...
 
 
+class _LogitsOnly:
+    """Token sampler of a runner that is asked for logits alone."""
+
+    def take(self, _logits: Tensor, _metadata: SamplingMetadata) -> PendingTokens:
+        raise AssertionError("this runner only gives logits")
+
+    draft = take
+
+
+LOGITS_ONLY: TokenSampler = _LogitsOnly()
+
+
 def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata) -> Ints:
     """Sample each row's token [N], NO_TOKEN where it has none. May overwrite the logits."""
     random = metadata.is_random

@@ -19,6 +19,7 @@ from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.step_times import fingerprint
 from faser.files import write_atomically
 from faser.kernels.cpu.build import chosen_isa, prebuilt_name
+from faser.optional import present
 
 _PIECE_BYTES = 64 << 20
 _LAYOUT = 1  # of records: raise it when the bytes of a block or snapshot mean something else
@@ -30,7 +31,7 @@ def model_key(parts: EngineParts) -> bytes:
     """Return 32 bytes."""
     target, config = parts.target, parts.config
     files, backend = target.files, target.backend
-    ropes = [each.rope for each in files.spec.attentions if each.rope is not None]
+    ropes = present(each.rope for each in files.spec.attentions)
     long_rope = any(isinstance(each.scaling, LongRopeScaling) for each in ropes)
     isa = chosen_isa() if backend.name == "native" else None
     described = {

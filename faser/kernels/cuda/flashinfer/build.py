@@ -23,7 +23,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.build import find_compiler
 from faser.processes import python_command
 
-VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
+VERSION = "0.7.4"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
 HEAD_DIMS = (64, 128, 256, 512)
 # Attention is compiled for each head size; sliding windows, caps on scores and 8-bit keys and values each need

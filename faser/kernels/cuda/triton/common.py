@@ -53,11 +53,13 @@ def row_warps(width: int) -> int:
     return max(1, min(_MOST_WARPS, next_power_of_2(width) // _ELEMENTS_A_WARP))
 
 
-def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
+def expect(name: str, tensor: Tensor | None, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
     """Check for a contiguous tensor of this shape, of one of these dtypes, on the device of `like`.
 
-    Raises EngineError that names the tensor and the difference.
+    An optional one that is missing fits. Raises EngineError that names the tensor and the difference.
     """
+    if tensor is None:
+        return
     if tuple(tensor.shape) != shape:
         raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the kernel needs {shape}")
     if tensor.dtype not in dtypes:
@@ -68,8 +70,12 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
         raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs it contiguous")
 
 
-def expect_lines(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
+def expect_lines(
+    name: str, tensor: Tensor | None, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor
+) -> None:
     """Check a matrix as `expect` does; rows are contiguous, but gaps may lie between them. Raises EngineError."""
+    if tensor is None:
+        return
     if tensor.dim() == 2 and tensor.numel() and tensor.stride(1) != 1:
         raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs contiguous rows")
     if tuple(tensor.shape) != shape:

@@ -20,7 +20,7 @@ MEMBERS = (
     "flashinfer/data/csrc/norm.cu",
     "flashinfer/data/csrc/gdn/large.cu",
     "flashinfer/data/cutlass/include/large.h",
-    "flashinfer/experimental/it/__init__.py",
+    "flashinfer/experimental/__init__.py",
     "flashinfer/experimental/it/large.cu",
     "flashinfer/experimental/b12x/large.py",
 )
@@ -156,3 +156,7 @@ def test_other_packages_are_kept_but_for_what_only_compilers_need() -> None:
     assert not is_used("tvm_ffi/include/tvm/ffi/any.h")
     assert is_used("flashinfer/data/csrc/batch_prefill.cu")
     assert not is_used("flashinfer/data/include/flashinfer/norm.cuh")
+    assert is_used("flashinfer/gemm/gemm_base.py")
+    assert not is_used("flashinfer/cake_gdp_backend/csrc/kernel.cu")
+    assert is_used("flashinfer/experimental/cake_nvfp4_per_token/support.py")
+    assert not is_used("flashinfer/experimental/cake_nvfp4/support.py")

@@ -183,7 +183,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> Non
         driver.step()
     assert len(policy.seen) == 1
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
 
     def decide() -> StepDrafts:
         found = control.decide(
@@ -213,7 +213,7 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
     driver.step()
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     for num_fitting in (3, 32):
 
         def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
@@ -231,7 +231,7 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
     driver.add(asking("a", max_tokens=50))
     driver.step()
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     slot = running[0].held_slot
     expected = []
     for _ in range(8):
@@ -254,9 +254,9 @@ def test_drafts_of_a_sequence_that_was_aborted_before_its_step_are_dropped() -> 
     driver = driver_with(policy, looks=False)
     driver.add(asking("a", max_tokens=40))
     driver.step()
-    plan = driver.scheduler.propose()
+    plan = driver.scheduler.drafts.propose()
     assert isinstance(plan, DraftPlan)
-    driver.scheduler.drafted(driver.executor.draft(plan))
+    driver.scheduler.drafts.drafted(driver.executor.draft(plan))
     driver.abort("a")
     assert driver.plan() is None
     driver.add(asking("bb", max_tokens=40))

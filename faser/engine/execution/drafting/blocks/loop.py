@@ -30,6 +30,7 @@ from faser.engine.execution.drafting.loop import (
     chunks,
     drafted,
     no_drafts,
+    on_host,
 )
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
@@ -46,6 +47,7 @@ from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import KvCache, RowLayout
+from faser.optional import maybe
 
 _log = logging.getLogger("faser")
 
@@ -224,11 +226,7 @@ class BlockLoop:
                 states=self._states.gather([piece for each in inputs for piece in each.states]),
                 block_table=self._table.of(slots),
             ),
-            DraftRules(
-                max_tokens=max_tokens,
-                metadata=None if ahead is None else ahead.metadata,
-                noise=None if ahead is None else ahead.noise,
-            ),
+            DraftRules(max_tokens=max_tokens, metadata=ahead.metadata, noise=ahead.noise),
         )
         return drafted(found)
 
@@ -331,8 +329,7 @@ class BlockLoop:
         anchors[firsts] = [each.token_ids[-1] for each in inputs]
         found = self._runner.head.candidates(hidden, torch.from_numpy(anchors).to(hidden.device))
         of_rows, token_ids = found.scores.numpy(force=True), found.token_ids.numpy(force=True)
-        pairs = None if found.pairs is None else found.pairs.numpy(force=True)
-        confidences = None if found.confidences is None else found.confidences.numpy(force=True)
+        pairs, confidences = maybe(on_host, found.pairs), maybe(on_host, found.confidences)
         active, rows, before = np.arange(len(inputs)), progress.first_rows(), np.zeros_like(firsts)
         for depth in range(max(each.max_tokens for each in inputs)):
             at = firsts[active] + depth

@@ -31,7 +31,7 @@ from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, S
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
-from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE, WholeVocabulary
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
     DraftInput,
@@ -57,6 +57,7 @@ from faser.kernels.interface.blocks import (
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import maybe, present
 
 
 class StateLoop(DraftLoop, Protocol):
@@ -94,7 +95,7 @@ class HeadDrafter:
         method: str,
         *,
         trained: int,
-        vocabulary: DraftVocabulary | None = None,
+        vocabulary: WholeVocabulary = WHOLE,
     ) -> None:
         self._method = method
         self.vocabulary = vocabulary
@@ -112,11 +113,11 @@ class HeadDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
-        inputs = [each for each in found if each is not None]
+        inputs = present(found)
         batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
         self._fill(inputs)
-        if self.vocabulary is not None and inputs:
+        if inputs:
             self.vocabulary.drafted([each.slot for each in inputs], batch.token_ids[:, 0].tolist())
         return Proposals(
             table=batch.table(plan, self._method, drafting),
@@ -130,8 +131,7 @@ class HeadDrafter:
             line = self._lines[slot]
             line.token_ids.extend(tokens)
             line.num_new = len(tokens)
-        if self.vocabulary is not None:
-            self.vocabulary.commit(slots, counts, token_ids)
+        self.vocabulary.commit(slots, counts, token_ids)
         if full := self._states.take_full():
             self._read_ahead(full)
 
@@ -313,19 +313,18 @@ class HeadLoop:
             self._states.gather([piece for each in inputs for piece in each.states]),
             DraftRules(
                 max_tokens=max_tokens,
-                stop=None
-                if stop is None
-                else StopNumbers(
-                    row_price=stop.row_price,
-                    pass_prices=stop.pass_prices,
-                    intercept=stop.intercept,
-                    slope=stop.slope,
-                ),
-                metadata=None if ahead is None else ahead.metadata,
-                noise=None if ahead is None else ahead.noise,
+                stop=maybe(_stop_numbers, stop),
+                metadata=ahead.metadata,
+                noise=ahead.noise,
             ),
         )
         return drafted(found)
+
+
+def _stop_numbers(stop: StopRule) -> StopNumbers:
+    return StopNumbers(
+        row_price=stop.row_price, pass_prices=stop.pass_prices, intercept=stop.intercept, slope=stop.slope
+    )
 
 
 class _HeadPasses:
@@ -379,8 +378,8 @@ class Head(Protocol):
         ...
 
     @property
-    def vocabulary(self) -> DraftVocabulary | None:
-        """Return how many of the draft_ids it chooses from; None: always all."""
+    def vocabulary(self) -> WholeVocabulary:
+        """Return how many of the draft_ids it chooses from."""
         ...
 
     @property
