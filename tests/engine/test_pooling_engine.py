@@ -3,9 +3,8 @@
 Oracle: transformers' states behind the last norm, and its logits. The engine has too few blocks for all requests,
 so that sequences are preempted, cuts prompts into chunks, and finds prompts in its prefix cache.
 
-Bugs these tests have been seen to catch: a mean that divides by the rows of the last chunk; a sum that survives a
-preemption; the row before the last one; a state before the norm; a mean that leaves cached tokens out; a vector that
-goes to the next sequence of the step.
+Bugs these tests have been seen to catch: a mean that divides by the rows of the last chunk; the row before the last one; a state before the norm; a mean that leaves cached tokens out; a vector of
+the next sequence of the step; names of a checkpoint without a head that stay as they are.
 """
 
 from pathlib import Path
@@ -70,7 +69,8 @@ def vectors(engine: Engine, pooling: Pooling, *, chats: list[Request]) -> dict[s
     while engine.has_work():
         for delta in engine.step():
             if delta.pooled is not None:
-                assert delta.finish_reason is FinishReason.LENGTH and not delta.token_ids
+                assert delta.finish_reason is FinishReason.LENGTH
+                assert not delta.token_ids
                 found[delta.request_id] = np.frombuffer(delta.pooled, np.float32)
             found.setdefault(f"tokens {delta.request_id}", []).extend(delta.token_ids)
     return found
