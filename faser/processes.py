@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.optional import maybe
-
 _CHILD = str(Path(__file__).resolve().with_name("child.py"))
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
@@ -87,7 +85,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str] | None = Non
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env=maybe(dict, environment),
+            env=None if environment is None else dict(environment),
             process_group=0,  # one signal reaches the program and its children
         )
         try:

@@ -4,7 +4,6 @@ Also sampling defaults and the file of recorded answers. `faser run-batch` and r
 """
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -207,11 +206,12 @@ def _most_viewers(config: ServerConfig) -> int:
 
 
 def _key_limits(config: ServerConfig) -> KeyLimits:
-    return KeyLimits(
-        parallel_requests=or_else(config.key_max_parallel_requests, math.inf),
-        requests_per_minute=or_else(config.key_rpm_limit, math.inf),
-        tokens_per_minute=or_else(config.key_tpm_limit, math.inf),
-    )
+    limits = {
+        "parallel_requests": config.key_max_parallel_requests,
+        "requests_per_minute": config.key_rpm_limit,
+        "tokens_per_minute": config.key_tpm_limit,
+    }
+    return KeyLimits(**given(limits))
 
 
 def _cors(config: ServerConfig) -> CorsSettings:

@@ -280,7 +280,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         for choice in event["choices"]:
             if text := choice["delta"].get("content"):
                 yield text
-    raise EngineError("the answer broke off")
+    raise EngineError("the answer ended early")
 
 
 def _error_text(body: str) -> str:

@@ -66,7 +66,7 @@ describes the functions in the prompt, and asks for `hermes`. So it does for old
 
 {table}
 
-Notes:
+Notes (for families that have run on a GPU, see [gpu.md](gpu.md#what-was-checked)):
 
 {notes}
 
@@ -79,7 +79,7 @@ served. Encoders, other mixtures of experts, and whatever else is not in the tab
 | --- | --- |
 | safetensors in bfloat16, float16 or float32 | all |
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
-| fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; what else has such tensors is read alike |
+| fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; other families should load too |
 | MXFP4 | the experts of gpt-oss |
 
 A model split by llama.cpp's `gguf-split` is named by any of its parts, or by the folder that has them. A folder

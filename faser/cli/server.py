@@ -46,7 +46,6 @@ from faser.engine.client.engine_host import LaunchedEngine
 from faser.engine.client.replicas import Replicas
 from faser.errors import ConfigError
 from faser.logs import log_format
-from faser.optional import present
 from faser.tracing import Tracer
 from faser.types.engine import ModelInfo
 
@@ -196,7 +195,7 @@ def reload_files(
             _log.error("SIGHUP: the API keys stay as they are: %s", error)
         else:
             _log.info("SIGHUP: %d API keys are accepted now", len(keys))
-    if tls := present(contexts):
+    if tls := [each for each in contexts if each is not None]:
         try:
             for each in tls:
                 reload_certificate(each, config, label)

@@ -28,7 +28,6 @@ from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_keys import Parsed, parse_speculation
 from faser.config.vllm_names import FOREIGN_WRITING_KEYS, REFUSED_KV_TYPES, REFUSED_QUANTIZATIONS, REFUSED_WRITERS
 from faser.machine import usable_cores, usable_memory
-from faser.optional import or_else
 from faser.types.request import Slo
 from faser.types.sampling import MAX_LOGPROBS
 
@@ -496,7 +495,7 @@ class EngineConfig:
     @property
     def schedules_async(self) -> bool:
         """Return whether a step is launched before the host has the tokens of the last one."""
-        return or_else(self.async_scheduling, self.on_gpu)
+        return self.on_gpu if self.async_scheduling is None else self.async_scheduling
 
     @property
     def without_effect(self) -> tuple[str, ...]:

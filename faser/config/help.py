@@ -10,7 +10,6 @@ from faser.config.sources import FOREIGN_FLAGS, UsageError
 from faser.config.speculation import SpeculationConfig
 from faser.config.speculation_keys import FIELDS, KEYS
 from faser.config.vllm_names import FOREIGN_KEYS
-from faser.optional import or_else
 
 _DEFAULTS = SpeculationConfig()
 _INDENT = 32
@@ -92,7 +91,7 @@ def _foreign_rows() -> list[str]:
 def _key_row(key: Setting) -> str:
     default = None if key.kind is Kind.JSON else getattr(_DEFAULTS, FIELDS.get(key.name, key.name), None)
     text = key.help.replace("|", "\\|")
-    return f"| `{key.name}` | {or_else(default, 'none')} | {limits(key)} | {text} |"
+    return f"| `{key.name}` | {'none' if default is None else default} | {limits(key)} | {text} |"
 
 
 def _foreign_key_rows() -> list[str]:

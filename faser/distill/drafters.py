@@ -29,7 +29,6 @@ from faser.engine.checkpoints.families.architecture import (
     RopeSpec,
 )
 from faser.engine.checkpoints.heads import EAGLE3, FeatureNorm, HeadSpec
-from faser.optional import present
 
 _FEED_FORWARD = 3  # widths of a drafter: its feed-forward, at most
 _THETA = 10_000.0  # of a drafter for a target without a rotary embedding
@@ -162,12 +161,12 @@ def _decoder(target: DecoderSpec, num_layers: int) -> DecoderSpec:
     Every pass reads them, and every step of the training multiplies with them: wider ones would cost more of both.
     """
     size = min(target.feed_forward.size, _FEED_FORWARD * target.hidden_size)
-    ropes = present(each.rope for each in target.attentions)
+    rope = next((each.rope for each in target.attentions if each.rope is not None), None)
     attention = AttentionSpec(
         num_heads=target.attention.num_heads,
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
-        rope=RopeSpec(theta=ropes[0].theta, scaling=_known(ropes[0].scaling)) if ropes else RopeSpec(theta=_THETA),
+        rope=RopeSpec(theta=_THETA) if rope is None else RopeSpec(theta=rope.theta, scaling=_known(rope.scaling)),
     )
     return DecoderSpec(
         vocab_size=target.vocab_size,

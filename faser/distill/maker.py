@@ -11,7 +11,6 @@ from itertools import islice
 
 from faser.distill.dataset import Dataset, RecordedConversation, Shard
 from faser.distill.questions import AnswerSource, ChatTurns, QuestionBatch, Questions, derived_seed
-from faser.optional import or_else
 from faser.types.engine import ProgressCallback
 from faser.types.sampling import SamplingParams
 
@@ -106,7 +105,7 @@ class ConversationMaker:
 
 def fill_from_traffic(dataset: Dataset, conversations: Iterable[RecordedConversation], wanted: int | None) -> None:
     """Store conversations as they were recorded, from where the dataset ends; wanted: tokens; None: all."""
-    limit = or_else(wanted, math.inf)
+    limit = math.inf if wanted is None else wanted
     remaining = islice(conversations, dataset.conversations, None)
     while dataset.answer_tokens < limit and (found := list(islice(remaining, _TRAFFIC_PER_SHARD))):
         dataset.add(Shard.of(found))

@@ -14,7 +14,6 @@ import torch
 from faser.config.declaration import show_bytes
 from faser.kernels.cuda.device import CudaFacts
 from faser.kernels.cuda.flashinfer.build import arch_of, folder_of_compiled, known_modules, precompiled_folders
-from faser.optional import present
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -89,7 +88,7 @@ def _modules(facts: CudaFacts, kernels: Path, workspace: Path) -> dict[str, str]
 
 def _compiled_archs(kernels: Path) -> set[str]:
     found = (re.fullmatch(r"flashinfer-.*-sm(\d+)(\da?)", folder.name) for folder in kernels.glob("flashinfer-*"))
-    return {f"{each[1]}.{each[2]}" for each in present(found)}
+    return {f"{each[1]}.{each[2]}" for each in found if each is not None}
 
 
 def _listed(arch: str, kernels: Path, workspace: Path) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from faser.types.answer import FinishReason
 from faser.types.engine import EngineState
 from faser.types.outlook import Decision, Outlook, Target
-from faser.types.statistics import EngineStats, MethodStats, RoleStats, SpeculationStats
+from faser.types.statistics import NO_SPECULATION, EngineStats, MethodStats, RoleStats, SpeculationStats
 
 _FIRST_S = 1e-4
 _PER_DOUBLING = 16
@@ -227,7 +227,6 @@ class LiveRecorder:
 PERCENTILES = (0.5, 0.95, 0.99)
 
 _DRAFTING = ("draft", "pass", "text")  # roles; passes of a draft model and look-ups in text are both drafting
-_NO_SPECULATION = SpeculationStats(policy="", method="")
 
 
 class DrafterSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -375,7 +374,7 @@ def make_sample(
         outlook=_outlook(after.outlook),
         speculation=None
         if now.speculation is None
-        else _speculation(then.speculation or _NO_SPECULATION, now.speculation),
+        else _speculation(then.speculation or NO_SPECULATION, now.speculation),
         timeline=_timeline(steps, after.at_s),
     )
 
@@ -476,7 +475,7 @@ def _timeline(steps: Sequence[ReportedStep], end_s: float) -> list[StepSample]:
     """The steps after the first, each against the one before it."""
     found = []
     for before, step in itertools.pairwise(steps):
-        then, now = before.stats.speculation or _NO_SPECULATION, step.stats.speculation or _NO_SPECULATION
+        then, now = before.stats.speculation or NO_SPECULATION, step.stats.speculation or NO_SPECULATION
         draft_s = _drafting_s(now) - _drafting_s(then)
         verify_s = _role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s
         found.append(

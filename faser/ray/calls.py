@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from faser.engine.client.affinity import chained
-from faser.optional import present
 
 _PIECE_BYTES = 256  # of a prompt that are known together
 # The fields of a body that a prompt begins with, in the order of a chat template.
@@ -65,6 +64,6 @@ def prompt_digests(headers: Headers, body: bytes) -> tuple[bytes, ...]:
 
 def _pieces(fields: Mapping[str, Any]) -> Iterator[bytes]:
     """The whole pieces. JSON of a chat that has gone on begins with that of the chat before, but for a bracket."""
-    text = b"".join(map(msgspec.json.encode, present(map(fields.get, _PROMPT_FIELDS))))
+    text = b"".join(msgspec.json.encode(fields[name]) for name in _PROMPT_FIELDS if fields.get(name) is not None)
     for first in range(0, len(text) - _PIECE_BYTES + 1, _PIECE_BYTES):
         yield text[first : first + _PIECE_BYTES]

@@ -10,7 +10,6 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from faser.engine.client.affinity import Seen, best_first
-from faser.optional import maybe
 from faser.ray.calls import Call
 
 
@@ -26,7 +25,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's types are not 
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Ranks of one replica each, best first."""
-        call = maybe(_call, pending_request)
+        call = None if pending_request is None else _call(pending_request)
         digests, avoid = (call.digests, call.avoid) if call else ((), frozenset())
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # once all ranks have refused

@@ -343,9 +343,9 @@ def test_several_layers_are_refused_where_they_are_asked_for(
 ) -> None:
     write_mtp_model(tmp_path)
     edit_weights(tmp_path, {"mtp.layers.1.input_layernorm.weight": torch.zeros(64)})
-    with pytest.raises(ModelError, match="2 MTP layers; only one is computed"):
+    with pytest.raises(ModelError, match="2 MTP layers; only one is supported"):
         built(tmp_path, {"method": "mtp"})
     with caplog.at_level(logging.WARNING, "faser"):
         engine = built(tmp_path, {}).engine
-    assert "2 MTP layers; only one is computed; it does not draft" in caplog.text
+    assert "2 MTP layers; only one is supported; it does not draft" in caplog.text
     assert answers(engine, asked()[:1])

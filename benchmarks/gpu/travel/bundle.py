@@ -314,7 +314,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("load", type=Path, metavar="LOAD")
     add("--cache", type=Path, metavar="DIR", default=cache_dir() / "gpu-day", help="what is kept [%(default)s]")
-    add("--vllm", action="store_true", help="with vLLM, for run b")
+    add("--vllm", action="store_true", help="with vLLM, for run d")
     add("--modules", type=Path, metavar="DIR", default=modules_dir(cache_dir() / "kernels", ARCH))
     add("--travel-mib", type=int, default=64, help="most of the load and the checkout together [64]")
     add("--xz-preset", type=int, choices=range(10), default=9, help="smaller or sooner [9]")

@@ -18,7 +18,6 @@ from faser.api.bodies.errors import HttpError, error_body
 from faser.api.parsing.answer_parser import AnswerParser
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.engine.text.tokenizer import Tokenizer
-from faser.optional import maybe
 from faser.types.answer import OutputDelta, PositionLogprobs
 from faser.types.sampling import SamplingParams
 
@@ -243,7 +242,7 @@ def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None], formatter: TokenFormatter
 ) -> list[dict[str, dict[str, Any]] | None]:
     """vLLM's format: per position, the alternatives and the prompt's own token, by token id."""
-    return [maybe(lambda each: _prompt_position(each, formatter), position) for position in positions]
+    return [None if position is None else _prompt_position(position, formatter) for position in positions]
 
 
 def _prompt_position(position: PositionLogprobs, formatter: TokenFormatter) -> dict[str, dict[str, Any]]:

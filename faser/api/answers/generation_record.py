@@ -35,7 +35,7 @@ def describe(handler: GenerationHandler) -> GenerationAttributes:
     if not handler.readers:  # the engine has not accepted the requests
         attributes["gen_ai.usage.input_tokens"] = handler.usage.num_prompt_tokens
     else:
-        times = _Times([reader.timing for reader in handler.readers])
+        times = GenerationTimes([reader.timing for reader in handler.readers])
         reasons = present(state.finish_reason for state in handler.states)
         attributes |= {"gen_ai.response.finish_reasons": reasons} if reasons else {}
         attributes |= _of_usage(handler.usage) | times.attributes() | _of_speculation(handler)
@@ -93,7 +93,7 @@ def _of_speculation(handler: GenerationHandler) -> dict[str, AttributeValue]:
     }
 
 
-class _Times:
+class GenerationTimes:
     """Moments of all prompts of a request together: the first one scheduled, the first token, the last token.
 
     What has not happened is NaN, and so is each time from or to it.

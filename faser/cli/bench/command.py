@@ -20,7 +20,6 @@ from faser.config.sources import CommandParser, UsageError, number, whole_number
 from faser.config.speculation_keys import read_rates
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
-from faser.optional import maybe
 
 PROG = "faser bench spec"
 
@@ -171,7 +170,7 @@ def _picture_path(own: argparse.Namespace) -> Path | None:
             raise ConfigError(f"{flag} is {path}; there is no folder {path.parent}")
     if own.plot is None and own.output is not None:
         return Path(own.output).with_suffix(".svg")
-    return maybe(Path, own.plot)
+    return None if own.plot is None else Path(own.plot)
 
 
 def given_acceptance(own: argparse.Namespace) -> GivenAcceptance | None:

@@ -235,7 +235,7 @@ def _spec(
             f"config.json: markov_rank is {markov_rank}; a drafter with a candidate selector has none"
         )
     if markov_rank and (kind := config.get("markov_head_type", "vanilla")) != "vanilla":
-        raise ModelError(f"config.json: markov_head_type is {kind!r}; only vanilla is computed")
+        raise ModelError(f"config.json: markov_head_type is {kind!r}; only vanilla is supported")
     confidence = fields.flag("enable_confidence_head", False)
     mask = config.get("mask_token_id")
     return BlockSpec(

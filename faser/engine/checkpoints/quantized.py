@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 from faser.errors import ModelError
-from faser.optional import or_else
 
 _SUPPORTED = "supported are fp8, awq, gptq, compressed-tensors and mxfp4"
 
@@ -79,7 +78,7 @@ class ConfigObject:
     def one_of(self, name: str, supported: tuple[object, ...], default: object = None) -> object:
         """The value of a field, which must be one of `supported`. null is absent."""
         value = self.fields.get(name)
-        value = or_else(value, default)
+        value = default if value is None else value
         if not any(value is each or (value == each and type(value) is type(each)) for each in supported):
             raise ModelError(
                 f"{self.path}.{name} is {value!r}; only {' and '.join(map(repr, supported))} can be read"

@@ -10,31 +10,21 @@ step accepts; one that is freed meanwhile may be used at once, since drafting wr
 earlier than whatever comes then.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, DraftRequest, StepPlan, StepResult, StepSpan
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.sequence import Sequence, Status
-from faser.engine.control.speculation.control import OtherRows, Room, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.looks import Room
 from faser.engine.control.speculation.no_speculation import NoSpeculation
+from faser.engine.control.speculation.policy import OtherRows
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_builder import StepInFlight, StepsInFlight
 from faser.engine.control.waiting_queue import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    """The decision about a step. drafts: None: it has none. sequences: those of the drafts, in their order."""
-
-    drafts: StepDrafts | None
-    sequences: list[Sequence]
-
-
-_NO_DRAFTS = _Decided(None, [])
+from faser.types.arrays import Ints
 
 
 class DraftPlanner:
@@ -55,16 +45,12 @@ class DraftPlanner:
         max_num_seqs: int,
         max_rows: int,
     ) -> None:
-        self._speculation = speculation
-        self._kv = kv
-        self._running = running
-        self._decoding = decoding
-        self._waiting = waiting
-        self._in_flight = in_flight
-        self._max_num_seqs = max_num_seqs
-        self._max_rows = max_rows
-        self._next = _NO_DRAFTS  # about the step that is being made
-        self._ahead: _Decided | None = None  # about the step after the one in flight
+        self._speculation, self._in_flight = speculation, in_flight
+        self._kv, self._running, self._decoding, self._waiting = kv, running, decoding, waiting
+        self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
+        self._next: StepDrafts | None = None  # of the step that is being made
+        self._ahead: StepDrafts | None = None  # of the step after the one in flight
+        self._has_decided = False  # that step, as far as it has drafts
         self._overlapped: StepDrafts | None = None  # made during the step in flight
 
     # Before the step.
@@ -75,37 +61,48 @@ class DraftPlanner:
         Drafts: they have been looked up, and nothing need be asked.
         """
         self._in_flight.check_none()
-        self._next = _NO_DRAFTS  # drop those of a step that its sequences' end has left without rows
+        self._next = None  # drop those of a step that its sequences' end has left without rows
         if not self._speculation.speculates:
             return None
-        if self._ahead is not None:
-            self._take_ahead(self._ahead)
+        if self._has_decided:
+            self._take_ahead()
         else:
             self._next = self._decide(*self._candidates(), self._room)
-        drafts = self._next.drafts
+        drafts = self._next
         if drafts is None:
             return None
         if drafts.is_looked:
             return drafts.drafts
         takes_blocks = not drafts.looks_first
+        requests = [
+            DraftRequest(each.held_slot, length, self._new_blocks(each, length) if takes_blocks else ())
+            for each, length in zip(drafts.sequences, drafts.lengths.tolist(), strict=True)
+        ]
+        in_rounds = self._speculation.in_rounds or drafts.looks_first
+        return self._ask(drafts, requests, from_text=in_rounds, released=self._in_flight.take_released())
+
+    def _ask(
+        self,
+        drafts: StepDrafts,
+        requests: list[DraftRequest],
+        *,
+        from_text: bool = False,
+        released: tuple[int, ...] = (),
+    ) -> DraftPlan:
         drafts.plan = DraftPlan(
-            step=self._in_flight.number + 1,
+            step=self._in_flight.number + (not drafts.share),
             width=self._speculation.cap,
-            released=self._in_flight.take_released(),
-            requests=tuple(
-                [
-                    DraftRequest(each.held_slot, length, self._new_blocks(each, length) if takes_blocks else ())
-                    for each, length in zip(self._next.sequences, drafts.lengths.tolist(), strict=True)
-                ]
-            ),
+            requests=tuple(requests),
+            released=released,
             stop=drafts.stop,
-            from_text=self._speculation.in_rounds or drafts.looks_first,
+            share=drafts.share or None,
+            from_text=from_text,
         )
         return drafts.plan
 
     def drafted(self, answer: Drafts) -> Drafts | DraftPlan:
         """Take the answer to the plan that went out last: the drafts of all requests, or the plan to send next."""
-        drafts = self._overlapped or self._next.drafts
+        drafts = self._overlapped or self._next
         assert drafts is not None, "drafts come exactly when they were asked for"
         step = self._in_flight.number + (not drafts.share)
         assert answer.step == step, f"drafts for step {answer.step} are not for step {step}"
@@ -113,32 +110,32 @@ class DraftPlanner:
 
     def verified(self) -> dict[Sequence, Draft]:
         """Return the part of the drafts that the next step verifies, and the blocks that it takes in addition."""
-        if self._next.drafts is None and self._speculation.drafts_overlapped:
+        if self._next is None and self._speculation.drafts_overlapped:
             found, others = self._candidates()
             if found:
-                self._next = _of(self._speculation.chunks(found, others, budget=self._max_rows), found)
-        elif self._next.drafts is not None and not (self._next.drafts.is_unread or self._next.drafts.is_decided):
-            self._speculation.keep(self._next.drafts, self._next.sequences, self._room)
-        drafts, sequences = self._next.drafts, self._next.sequences
+                self._next = self._speculation.chunks(found, others, budget=self._max_rows)
+        elif self._next is not None and not (self._next.is_unread or self._next.is_decided):
+            self._speculation.keep(self._next, self._room)
+        drafts = self._next
         if drafts is None or drafts.is_decided:
             return {}
         if drafts.is_unread:
             drafts.kept = drafts.lengths
-            unread = zip(sequences, drafts.lengths.tolist(), strict=True)
+            unread = zip(drafts.sequences, drafts.lengths.tolist(), strict=True)
             return {each: ((PLACEHOLDER,) * count, self._new_blocks(each, count)) for each, count in unread}
-        pairs = [(sequences[at], token_ids) for at, token_ids in drafts.verified()]
+        pairs = [(drafts.sequences[at], token_ids) for at, token_ids in drafts.verified()]
         return {each: (token_ids, self._new_blocks(each, len(token_ids))) for each, token_ids in pairs}
 
     def take(self) -> StepDrafts | None:
         """Return the drafts of the step that is launched, and forget them; None: it has none."""
-        drafts, self._next = self._next.drafts, _NO_DRAFTS
+        drafts, self._next = self._next, None
         return drafts
 
     # Behind the step in flight.
 
     def can_follow(self) -> bool:
         """Return whether the step just planned may be launched, and the next drafts before it has ended."""
-        step = self._in_flight.first
+        step = self._in_flight[0]
         return (
             self._speculation.can_follow
             and step.drafts is not None
@@ -154,55 +151,44 @@ class DraftPlanner:
         candidates, others = self._candidates_ahead(step)
         if not candidates:
             return None
-        brings = {each: count + 1 for each, count in zip(step.sequences, step.rows.num_drafts, strict=True)}
+        brings = {each: count + 1 for each, count in zip(step.sequences, step.plan.rows.num_drafts, strict=True)}
 
         def room(sequences: list[Sequence], lengths: list[int]) -> list[int]:
             most = [length + brings[each] for each, length in zip(sequences, lengths, strict=True)]
             pairs = zip(sequences, self._room(sequences, most), strict=True)
             return [max(given - brings[each], 0) for each, given in pairs]
 
-        self._ahead = self._decide(candidates, others, room)
-        drafts = self._ahead.drafts
+        drafts = self._ahead = self._decide(candidates, others, room)
+        self._has_decided = True
         if drafts is None or drafts.candidates.sequences.missing_kv.any():
             return None
         requests = []
-        for each, length in zip(self._ahead.sequences, drafts.lengths.tolist(), strict=True):
+        for each, length in zip(drafts.sequences, drafts.lengths.tolist(), strict=True):
             most = min(brings[each] + length, each.max_total - len(each.token_ids))
             requests.append(DraftRequest(each.held_slot, length, self._new_blocks(each, most)))
-        drafts.plan = DraftPlan(
-            step=self._in_flight.number + 1,
-            width=self._speculation.cap,
-            requests=tuple(requests),
-            stop=drafts.stop,
-        )
-        return drafts.plan
+        return self._ask(drafts, requests)
 
     def ended(self, lengths: Ints) -> None:
         """Take the lengths of the drafts launched ahead, once the step before is over; their tokens come later."""
         assert self._ahead is not None, "no drafts were launched ahead"
-        assert self._ahead.drafts is not None, "the step after the one in flight has no drafts"
-        self._ahead.drafts.lengths = lengths
-        self._take_ahead(self._ahead)
-        if self._next.drafts is not None:
-            self._next.drafts.is_unread = True
+        self._ahead.lengths = lengths
+        self._take_ahead()
+        if self._next is not None:
+            self._next.is_unread = True
 
-    def _take_ahead(self, decided: _Decided) -> None:
+    def _take_ahead(self) -> None:
         """The drafts of the next step are those decided on before, of the sequences that go on."""
-        self._ahead = None
-        drafts, sequences = decided.drafts, decided.sequences
-        left = [each.max_total - 1 - len(each.token_ids) for each in sequences]
-        going = [
-            at
-            for at, each in enumerate(sequences)
-            if each.status is Status.RUNNING and left[at] > 0 and each.num_uncomputed == 1
-        ]
-        if drafts is None or not going:
+        drafts, self._ahead, self._has_decided = self._ahead, None, False
+        if drafts is None:
             return
-        at = np.array(going, dtype=np.int64)
-        drafts.narrow(at)
-        drafts.lengths = np.minimum(drafts.lengths, np.array(left, dtype=np.int64)[at])
-        self._next = _Decided(drafts, [sequences[i] for i in going])
-        self._speculation.settle(drafts, self._next.sequences)
+        left = np.array([each.max_total - 1 - len(each.token_ids) for each in drafts.sequences], dtype=np.int64)
+        going = [each.status is Status.RUNNING and each.num_uncomputed == 1 for each in drafts.sequences]
+        at = ((left > 0) & going).nonzero()[0]
+        if len(at):
+            drafts.narrow(at)
+            drafts.lengths = np.minimum(drafts.lengths, left[at])
+            self._next = drafts
+            self._speculation.settle(drafts)
 
     # During the step.
 
@@ -212,41 +198,31 @@ class DraftPlanner:
         if not self._speculation.may_overlap(plan):
             return None
         started = {start.slot for start in plan.started}
-        pairs = [
-            (sequence, rows)
+        drafting = {
+            sequence: rows
             for sequence, rows in zip(step.sequences, plan.rows, strict=True)
             if rows.samples
             and len(rows.token_ids) == rows.num_drafts + 1
             and sequence.may_draft
             and rows.slot not in started
-        ]
-        if not pairs:
+        }
+        if not drafting:
             return None
         drafts = self._speculation.decide_overlapped(
-            [sequence for sequence, _ in pairs],
-            [rows.num_drafts for _, rows in pairs],
+            [*drafting],
+            [rows.num_drafts for rows in drafting.values()],
             budget=self._max_rows,
             room=self._room,
         )
         if drafts is None:
             return None
         requests = []
-        for i, length in zip(drafts.chosen, drafts.lengths.tolist(), strict=True):
-            sequence, rows = pairs[i]
-            unverified = rows.token_ids[1:]
-            new_blocks = self._new_blocks(sequence, len(unverified) + length)
-            requests.append(
-                DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=unverified)
-            )
+        for each, length in zip(drafts.sequences, drafts.lengths.tolist(), strict=True):
+            unverified = drafting[each].token_ids[1:]
+            new_blocks = self._new_blocks(each, len(unverified) + length)
+            requests.append(DraftRequest(each.held_slot, length, new_blocks, unverified))
         self._overlapped = drafts
-        drafts.plan = DraftPlan(
-            step=plan.step,
-            width=self._speculation.cap,
-            requests=tuple(requests),
-            share=drafts.share,
-            from_text=self._speculation.in_rounds,
-        )
-        return drafts.plan
+        return self._ask(drafts, requests, from_text=self._speculation.in_rounds)
 
     # After the step.
 
@@ -276,11 +252,10 @@ class DraftPlanner:
 
     # Which sequences may draft, and how much.
 
-    def _decide(self, candidates: list[Sequence], others: OtherRows, room: Room) -> _Decided:
+    def _decide(self, candidates: list[Sequence], others: OtherRows, room: Room) -> StepDrafts | None:
         if not candidates:
-            return _NO_DRAFTS
-        drafts = self._speculation.decide(candidates, others, budget=self._max_rows, room=room)
-        return _of(drafts, candidates)
+            return None
+        return self._speculation.decide(candidates, others, budget=self._max_rows, room=room)
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
         """The sequences that may draft, and an estimate of the other rows of the next step."""
@@ -305,13 +280,13 @@ class DraftPlanner:
         positions = {sequence: at for at, sequence in enumerate(step.sequences)}
         for each in self._running:
             at, known = positions.get(each), len(each.token_ids)
-            if at is not None and step.rows.samples[at]:
+            if at is not None and step.plan.rows.samples[at]:
                 if each.max_total - known > 1 + 1:  # a step without a draft brings the last one but one
                     found.append(each)
                 else:
                     rows, decoding = rows + 1, decoding + 1
                 continue
-            wanted = known - each.num_computed - (0 if at is None else step.rows.counts[at])
+            wanted = known - each.num_computed - (0 if at is None else step.plan.rows.counts[at])
             rows, decoding = rows + wanted, decoding + (wanted == 1)
         return found, self._others(len(found), rows, decoding)
 
@@ -361,7 +336,3 @@ def soon_wanted(kv: KvManager, running: list[Sequence]) -> int:
     size = kv.block_size
     wanted = [1 - (-len(each.token_ids) // size) - len(each.table.blocks) for each in running]
     return sum([each for each in wanted if each > 0])
-
-
-def _of(drafts: StepDrafts | None, candidates: list[Sequence]) -> _Decided:
-    return _NO_DRAFTS if drafts is None else _Decided(drafts, [candidates[i] for i in drafts.chosen])

@@ -38,7 +38,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.no_speculation import NoSpeculation
 from faser.engine.control.state_snapshots import NoSnapshots, StateSnapshots
 from faser.engine.control.step_builder import FollowingRows, StepBuilder, StepInFlight, StepsInFlight
-from faser.engine.control.targets import NoTargets, TargetKeeper, is_due_before, kind_of
+from faser.engine.control.targets import NO_TARGETS, TargetKeeper, is_due_before, kind_of
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.errors import ConfigError, RequestError
 from faser.types.answer import FinishReason
@@ -97,7 +97,7 @@ class Scheduler:
         self._snapshots = snapshots or NoSnapshots()
         self._state_chunk = state_chunk
         self._disk = disk or NoDisk()
-        self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens) if pace else NoTargets()
+        self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens) if pace else NO_TARGETS
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
         self._waiting = WaitingQueue(clock, kind_of)
@@ -258,7 +258,7 @@ class Scheduler:
 
     def can_schedule_async(self) -> bool:
         """Return whether the next step can be planned now: this one has no drafts, and scores no prompt."""
-        first = self._in_flight.first
+        first = self._in_flight[0]
         if first.drafts is not None or self._speculation.drafts_overlapped:
             return False
         return not any(map(_owes_scores, first.sequences))
@@ -307,11 +307,11 @@ class Scheduler:
             if sequence.slot in late:
                 continue
             at = positions.get(sequence)
-            if at is not None and in_flight.rows.samples[at]:
+            if at is not None and in_flight.plan.rows.samples[at]:
                 if sequence.may_draft:  # else the step in flight samples its last token
                     decoding.append(FollowingRows(sequence, 0, 0))
                 continue
-            num_in_flight = 0 if at is None else in_flight.rows.counts[at]
+            num_in_flight = 0 if at is None else in_flight.plan.rows.counts[at]
             wanted = sequence.num_uncomputed - num_in_flight
             if wanted:
                 found = decoding if wanted == 1 else prompts
@@ -344,8 +344,8 @@ class Scheduler:
         do in between.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
-        first = self._in_flight.first
-        assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
+        first = self._in_flight[0]
+        assert plan.step == first.plan.step == result.step, f"step {result.step} is not step {first.plan.step}"
         assert len(result.counts) == len(plan.rows), f"{len(result.counts)} answers for {len(plan.rows)} sequences"
         sampled = result.by_sequence()
         self._targets.observe(plan, result, last)
@@ -358,7 +358,7 @@ class Scheduler:
                 if at not in taken and sequence.status is Status.RUNNING:
                     self._commit_one(first, at, sequence, token_ids, result, deltas)
                     self._decoding.update(sequence)
-        self._in_flight.commit()
+        self._in_flight.popleft()
         self._kv.end_step()
         self._snapshots.commit()
         return deltas
@@ -540,15 +540,8 @@ class Scheduler:
             rows=step.rows,
             is_async=is_async,
         )
-        self._in_flight.launch(
-            StepInFlight(
-                step=plan.step,
-                sequences=step.sequences,
-                rows=step.rows,
-                drafts=self.drafts.take(),
-                prediction=self._speculation.launch(plan),
-            )
-        )
+        drafts, prediction = self.drafts.take(), self._speculation.launch(plan)
+        self._in_flight.append(StepInFlight(plan, step.sequences, drafts, prediction))
         self._kv.begin_step()
         return plan
 
@@ -562,11 +555,11 @@ class Scheduler:
         deltas: StepDeltas,
     ) -> None:
         """Advance one sequence; adds to the deltas if there is something to report."""
-        taken, scores, error = 0, None, result.errors.get(at)
+        rows, taken, scores, error = step.plan.rows, 0, None, result.errors.get(at)
         if error is None or token_ids:
             if at in result.prompt_logprobs and sequence.scores_prompt:
                 sequence.take_prompt_logprobs(result.prompt_logprobs[at])
-            taken = self._advance(sequence, step.rows.starts[at] + step.rows.counts[at], token_ids)
+            taken = self._advance(sequence, rows.starts[at] + rows.counts[at], token_ids)
             scores = None if sequence.needs_only_logits else sequence.hand_over_prompt_logprobs()
         if error is not None and sequence.finish_reason is None:
             sequence.finish_reason = FinishReason.ERROR
@@ -574,7 +567,7 @@ class Scheduler:
         if sequence.finish_reason is not None:
             self._remove(sequence)
         elif not taken and scores is None:
-            if self._state_chunk and step.rows.samples[at] and sequence.num_tokens % self._state_chunk == 0:
+            if self._state_chunk and rows.samples[at] and sequence.num_tokens % self._state_chunk == 0:
                 self._put_back(sequence)  # its mask was not ready, and its last row is in the state already
             return
         place = len(deltas)
@@ -599,8 +592,8 @@ class Scheduler:
         if sequence.request.speculation.trace and taken:
             deltas.traces[place] = self._speculation.trace(
                 step.drafts,
-                step.rows.slots[at],
-                gamma=step.rows.num_drafts[at] - result.num_cut.get(at, 0),
+                rows.slots[at],
+                gamma=rows.num_drafts[at] - result.num_cut.get(at, 0),
                 accepted=len(token_ids) - (error is None),
             )
 
@@ -653,7 +646,7 @@ class Scheduler:
         self._snapshots.leave(sequence)
         self._kv.release(sequence.table)
         self._speculation.release(sequence)
-        self._in_flight.release(sequence.slot)
+        self._in_flight.released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
         self._decoding.leave(sequence)

@@ -6,12 +6,12 @@ Neither decides anything: the scheduler says which rows a step has, and when one
 from collections import deque
 from dataclasses import dataclass, field
 
-from faser.engine.contract.plan import SequenceStart, StepRows
+from faser.engine.contract.plan import SequenceStart, StepPlan, StepRows
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.speculation.control import StepPrediction
+from faser.engine.control.speculation.learning import StepPrediction
 from faser.engine.control.speculation.step_drafts import StepDrafts
-from faser.engine.control.targets import NO_LIMITS, NoLimits, StepLimits
+from faser.engine.control.targets import NO_TARGETS, NoTargets, StepLimits
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class StepBuilder:
     """A StepPlan in the making. budget: rows that may still be added. sequences: of rows, in their order."""
 
     budget: int
-    limits: StepLimits | NoLimits = NO_LIMITS
+    limits: StepLimits | NoTargets = NO_TARGETS
     started: list[SequenceStart] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)
@@ -85,66 +85,47 @@ class StepBuilder:
             self.budget += self.rows.remove(at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepInFlight:
     """A step in flight. sequences: in the order of the plan's rows. drafts: that it verifies; None: none."""
 
-    step: int
+    plan: StepPlan
     sequences: list[Sequence]
-    rows: StepRows
     drafts: StepDrafts | None
     prediction: StepPrediction
 
 
-class StepsInFlight:
+class StepsInFlight(deque[StepInFlight]):
     """The steps in flight, at most two, the oldest first. number: of the step launched last.
 
-    Slots whose sequences have left are released once no step in flight has rows for them.
+    released: slots whose sequences have left; each waits for the end of the steps with rows for it.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.number = 0
-        self._steps: deque[StepInFlight] = deque()
-        self._released: list[int] = []  # slots that the data plane still has to release
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    @property
-    def first(self) -> StepInFlight:
-        """Return the step that is committed next."""
-        return self._steps[0]
+        self.released: list[int] = []
 
     def only(self) -> StepInFlight:
         """Return the one step in flight."""
-        assert len(self._steps) == 1, f"{len(self._steps)} steps are in flight"
-        return self._steps[0]
+        assert len(self) == 1, f"{len(self)} steps are in flight"
+        return self[0]
 
     def check_none(self) -> None:
         """AssertionError if a step is in flight."""
-        assert not self._steps, f"step {self.number} has not been committed"
-
-    def launch(self, step: StepInFlight) -> None:
-        self._steps.append(step)
-
-    def commit(self) -> None:
-        """The first one is done."""
-        self._steps.popleft()
+        assert not self, f"step {self.number} has not been committed"
 
     def idle(self, slots: list[int]) -> list[int]:
         """Return those of free slots that have no rows in a step in flight; the same list if none is in flight."""
-        return [slot for slot in slots if slot not in self.first.rows.slots] if self._steps else slots
-
-    def release(self, slot: int) -> None:
-        self._released.append(slot)
+        return [slot for slot in slots if slot not in self[0].plan.rows.slots] if self else slots
 
     def take_released(self) -> tuple[int, ...]:
         """Return and forget the slots to release, except those with rows in a step in flight."""
-        if not self._released:
+        if not self.released:
             return ()
-        busy = frozenset().union(*(each.rows.slots for each in self._steps))
-        released = tuple(slot for slot in self._released if slot not in busy)
-        self._released = [slot for slot in self._released if slot in busy]
+        busy = frozenset().union(*(each.plan.rows.slots for each in self))
+        released = tuple(slot for slot in self.released if slot not in busy)
+        self.released = [slot for slot in self.released if slot in busy]
         return released
 
 

@@ -28,6 +28,7 @@ from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.waiting_queue import WaitingQueue
 
+# Reasoned, and varied in no filed run.
 _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well
@@ -42,7 +43,7 @@ def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:
 
 
 class NoTargets:
-    """Stands in for TargetKeeper in an engine that does not know its pace: nothing is limited."""
+    """Stands in for TargetKeeper in an engine without a pace, and for the limits of a step without targets."""
 
     def see(self, _: float | None) -> None:
         """No target changes anything."""
@@ -53,8 +54,19 @@ class NoTargets:
     def pace(self) -> None:
         """It is not known."""
 
-    def limits(self, *_: object) -> "NoLimits":
-        return NO_LIMITS
+    def limits(self, *_: object) -> "NoTargets":
+        return self
+
+    def take_rows(self, _: Sequence, num_rows: int) -> int:
+        return num_rows
+
+    def next_to_start(
+        self, waiting: WaitingQueue, _: Many[Sequence], among: Callable[[Sequence], bool] | None
+    ) -> Sequence | None:
+        return waiting.first() if among is None else waiting.first_of(among)
+
+
+NO_TARGETS = NoTargets()
 
 
 class TargetKeeper:
@@ -83,13 +95,13 @@ class TargetKeeper:
         """Return the pace as fitted to the steps so far."""
         return self._pace.pace()
 
-    def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits | NoLimits":
+    def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits | NoTargets":
         """Return the limits of the next step. running: that run now, of which num_decoding decode in it."""
         now_s = self._clock.now()
         token_s = self._room.tightest_s(now_s)
         if token_s is None:
             self._rows, self._factor = [], 1.0
-            return NO_LIMITS
+            return NO_TARGETS
         if now_s >= self._due_s:
             self._due_s = now_s + _PERIOD_S
             self._follow(running, now_s)
@@ -141,21 +153,6 @@ class TargetKeeper:
         most = np.where(pace.prompt_s(decoding[:, None], rows) <= spare_s[:, None], rows, 0.0).max(axis=1)
         nothing_decodes = self._most_rows
         self._rows = [nothing_decodes, *np.maximum(most, least).astype(np.int64).tolist()]
-
-
-class NoLimits:
-    """Stands in for StepLimits in a step without any."""
-
-    def take_rows(self, _: Sequence, num_rows: int) -> int:
-        return num_rows
-
-    def next_to_start(
-        self, waiting: WaitingQueue, _: Many[Sequence], among: Callable[[Sequence], bool] | None
-    ) -> Sequence | None:
-        return waiting.first() if among is None else waiting.first_of(among)
-
-
-NO_LIMITS = NoLimits()
 
 
 class StepLimits:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from faser.kernels.cpu.library import AcceptanceArraysStruct
 from faser.optional import maybe
+from faser.types.arrays import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Columns = tuple[Ints, Ints, Ints, Ints, Floats]  # of a DraftTable: slots, methods, lengths, token_ids, confidences
 
 

@@ -38,6 +38,7 @@ from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, Device
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.memo import Memo
 from faser.optional import maybe, or_else
+from faser.types.activation import Activation
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -302,7 +303,7 @@ class NativeBackend:
         )
         return out
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
         assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
         width = out.shape[1]
         rows, stride = _rows(gate_up, 2 * width)

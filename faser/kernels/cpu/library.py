@@ -15,11 +15,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from faser.errors import ConfigError
+from faser.types.activation import Activation
 
 FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swigluoai": 2}  # FaserActivation
+ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.SWIGLU_OAI: 2}  # FaserActivation
 EMULATED_TILES, HARDWARE_TILES, ALL_EMULATED_TILES = range(3)  # TileKind
 _NO_TILES = {1: "the system refuses them", 2: "they fault", 3: "they compute something else"}
 _log = logging.getLogger("faser")

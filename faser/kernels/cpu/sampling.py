@@ -8,8 +8,9 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.library import LanePools
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, best_then_drawn
+from faser.kernels.interface.sampling import SamplingMetadata, best_then_drawn
 from faser.optional import maybe
+from faser.types.arrays import Floats, Ints, Words
 
 
 class CpuMaskKernel:
@@ -47,7 +48,7 @@ class CpuSamplingKernels:
     def best(self, logits: Tensor) -> Ints:
         return self.best_and_margin(logits)[0]
 
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         num_rows, width = logits.shape
         found, margins = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
         self._best_call(
@@ -77,12 +78,12 @@ class CpuSamplingKernels:
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
         self._draw(logits, _Rows(rows, best, metadata, token_ids), noise, found, margins)
         return found, margins
 
-    def _draw(self, logits: Tensor, asked: "_Rows", noise: Words, found: Ints, margins: Reals | None) -> None:
+    def _draw(self, logits: Tensor, asked: "_Rows", noise: Words, found: Ints, margins: Floats | None) -> None:
         self._draw_call(
             self._pools.address,
             logits.data_ptr(),

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from faser.engine.control.speculation.control import StepPrediction
+from faser.engine.control.speculation.learning import StepPrediction
 from faser.errors import ConfigError
 from faser.types.answer import StepTrace
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.drafts import NO_TOKEN, DraftTable, Ints, empty_table
+from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.execution.drafting.head_memory import StatePiece
 from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
@@ -28,6 +28,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedb
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.blocks import DraftedTokens
 from faser.kernels.interface.shapes import RowLayout
+from faser.types.arrays import NO_TOKEN, Ints
 
 
 @dataclass(slots=True, kw_only=True)

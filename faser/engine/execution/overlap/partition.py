@@ -16,7 +16,6 @@ from typing import Generic, Protocol, TypeVar
 from faser.errors import ConfigError
 from faser.kernels.interface.shapes import DeviceLane, Processors
 from faser.machine import usable_cores
-from faser.optional import or_else
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -41,7 +40,7 @@ class Lane:
     @property
     def processors(self) -> Processors | None:
         """The argument of Backend.use; None: all processors."""
-        return or_else(self.device_lane, self.cores)
+        return self.cores if self.device_lane is None else self.device_lane
 
 
 EVERYTHING = Lane(cores=None)

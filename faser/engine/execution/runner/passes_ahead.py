@@ -24,8 +24,7 @@ from faser.kernels.interface.graph_capture import GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan
 from faser.optional import or_else
-
-Ints = NDArray[np.int64]
+from faser.types.arrays import Ints
 
 _LINE = 2  # numbers; arrays begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
 

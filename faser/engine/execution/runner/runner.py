@@ -33,7 +33,42 @@ _Done = TypeVar("_Done")
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
 
 
-class Runner:
+class CachedRunner:
+    """A runner's backend, and the cache that it owns there."""
+
+    def __init__(self, backend: Backend, kv: KvShape) -> None:
+        self._backend = backend
+        self._block_size = kv.block_size
+        self._cache: KvCache = backend.allocate_kv(kv)
+
+    @property
+    def cache(self) -> KvCache:
+        """Keys and values of the model's layers."""
+        return self._cache
+
+    @property
+    def sampling_kernels(self) -> SamplingKernels | None:
+        """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
+        return self._backend.sampling_kernels
+
+    @property
+    def experts_read(self) -> int:
+        """Count the experts' weights that the backend has read so far."""
+        return self._backend.experts_read
+
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """Return the row counts below `most` that fill tiles of the backend's products."""
+        return self._backend.row_edges(most)
+
+    def repeatable_memory(self) -> Sequence[Tensor] | None:
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
+        if self._backend.name != "native":
+            return None
+        parts: KvParts = self._cache
+        return parts.parts()
+
+
+class Runner(CachedRunner):
     """One model on one backend.
 
     kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; without one it
@@ -56,11 +91,9 @@ class Runner:
         states: StateShape | None = None,
     ) -> None:
         assert kv.heads == decoder.spec.kv_heads, (kv.heads, decoder.spec.kv_heads)
+        super().__init__(backend, kv)
         self._decoder = decoder
-        self._backend = backend
         self._token_sampler = token_sampler
-        self._block_size = kv.block_size
-        self._cache: KvCache = backend.allocate_kv(kv)
         self._states = StateCache(backend, states) if states else NoStates()
         self._row_numbers = StagedNumbers(backend)
         self._step_inputs = StagedNumbers(backend)
@@ -78,33 +111,14 @@ class Runner:
         """Rows of the largest step that has a CUDA graph; None: the runner replays none."""
         return None
 
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
     def count_experts(self) -> Callable[[], int]:
         """Begin to count the experts whose weights are read: see Backend.count_experts."""
         return self._backend.count_experts()
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
 
     def forward(self, batch: RowBatch) -> None:
         """Run all layers over the rows; their keys and values enter the cache."""
         self.begin(batch)
         self.advance()
-
-    @property
-    def cache(self) -> KvCache:
-        """Keys and values of the model's layers, which an assistant reads."""
-        return self._cache
 
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:
@@ -191,10 +205,6 @@ class Runner:
         kept = self._states.snapshots
         return RunnerMemory(cache.parts(), kept.parts(), save_state=self.save_state, set_tokens=kept.set_tokens)
 
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
-
     def states(self, num_rows: int) -> torch.Tensor:
         """Return the captured states [num_rows, K * H] of the last forward; the next one overwrites them."""
         return self._decoder.states[:num_rows]
@@ -265,14 +275,6 @@ def with_experts_counted(
     done = forward()
     after = runner.count_experts()
     return done, lambda: after() - before()
-
-
-def repeatable_memory(backend: Backend, cache: KvCache) -> Sequence[Tensor] | None:
-    """Return the memory of a cache whose content has the same bits whenever it is computed; None for another."""
-    if backend.name != "native":
-        return None
-    parts: KvParts = cache
-    return parts.parts()
 
 
 class StagedNumbers:

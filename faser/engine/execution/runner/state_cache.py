@@ -13,14 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import CHUNK, MixerShape, StateShape, StateStep, row_counts
 from faser.kernels.interface.shapes import RowLayout
-
-Ints = NDArray[np.int64]
+from faser.types.arrays import Ints
 
 _NOTHING = -1  # of a slot whose state is no sequence's
 
@@ -119,8 +117,7 @@ class StateCache(NoStates):
         if layout.slots:
             self._computed[step.slots] = step.starts + counts
         num_drafts = np.maximum(step.num_drafts - (step.counts - counts), 0)
-        self._step = replace(step, counts=counts, num_drafts=num_drafts, first_rows=first_rows)
-        return self._step
+        return replace(step, counts=counts, num_drafts=num_drafts, first_rows=first_rows)
 
 
 class Snapshots:

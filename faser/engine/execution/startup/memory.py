@@ -21,7 +21,6 @@ from faser.kernels.interface.delta_net import StateShape
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import KvShape
 from faser.machine import available_memory
-from faser.optional import or_else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,7 @@ def refused_allocations(config: EngineConfig) -> Iterator[None]:
         refused = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
         if not refused and _REFUSED not in str(error):
             raise
-        context = or_else(config.max_model_len, "the model's")
+        context = "the model's" if config.max_model_len is None else config.max_model_len
         reason, free = str(error) or type(error).__name__, show_bytes(available_memory())
         raise ConfigError(
             f"the system refuses memory ({reason}); {free} are free; "

@@ -19,7 +19,6 @@ from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.step_times import fingerprint
 from faser.files import write_atomically
 from faser.kernels.cpu.build import chosen_isa, prebuilt_name
-from faser.optional import present
 
 _PIECE_BYTES = 64 << 20
 _LAYOUT = 1  # of records: raise it when the bytes of a block or snapshot mean something else
@@ -31,7 +30,7 @@ def model_key(parts: EngineParts) -> bytes:
     """Return 32 bytes."""
     target, config = parts.target, parts.config
     files, backend = target.files, target.backend
-    ropes = present(each.rope for each in files.spec.attentions)
+    ropes = [each.rope for each in files.spec.attentions if each.rope is not None]
     long_rope = any(isinstance(each.scaling, LongRopeScaling) for each in ropes)
     isa = chosen_isa() if backend.name == "native" else None
     described = {
@@ -62,7 +61,11 @@ def file_digest(path: Path) -> str:
     try:
         write_atomically(kept, found)
     except OSError as error:
-        _log.warning("%s will be read again at every start with kv_cache_dir: %s", path, error)
+        _log.warning(
+            "the digest of %s cannot be cached, so every start with kv_cache_dir reads the file again: %s",
+            path,
+            error,
+        )
     return found
 
 

@@ -32,6 +32,7 @@ from faser.kernels.interface.blocks import (
 )
 from faser.kernels.interface.fp8 import Fp8Linear
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.activation import Activation
 
 MOST_ROWS = 8
 _SEPARATE = "separate"
@@ -141,7 +142,7 @@ class FewRowBlocks(SeparateBlocks):
         return self._in_units[known]
 
     def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
     ) -> None:
         unit = _Unit(product.linear, inner.shape[1], inner.dtype, product, activation)
 
@@ -217,12 +218,14 @@ class FewRowBlocks(SeparateBlocks):
         wide = x.float()
         if unit.norm is not None:
             wide *= torch.rsqrt(wide.square().mean(-1, keepdim=True) + unit.norm.eps) * unit.norm.norm
-        parts = zip(values.split(_LINES_AT_ONCE), scales.split(_LINES_AT_ONCE), strict=True)
-        found = torch.cat([wide @ (part.float() * scale[:, None]).t() for part, scale in parts], 1)
+        firsts = range(0, len(values), _LINES_AT_ONCE)
+        found = torch.cat([wide @ values[at : at + _LINES_AT_ONCE].float().t() for at in firsts], 1) * scales
         if unit.product.bias is not None:
             found += unit.product.bias
         if unit.activation:
-            found = self._backend.gate(found.to(x.dtype), torch.empty_like(start), unit.activation).float()
+            found = self._backend.gate(
+                found.to(x.dtype), torch.empty_like(start), Activation(unit.activation)
+            ).float()
         return found + start if unit.adds else found
 
     def _in_one(self, unit: _Unit, x: Tensor, out: Tensor, outputs: int) -> Tensor:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
-from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.engine.control.speculation.policy import Candidates, OtherRows, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Ints
 from faser.types.request import Request, Slo, SpeculationParams
 from tests.engine.control.speculation.building import answer, candidates, full, named_drafts, one_draft
 from tests.engine.control.speculation.test_policies import staircase

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
@@ -50,7 +49,8 @@ from faser.engine.execution.sampling.parameters import SamplingState
 from faser.engine.execution.sampling.tokens import LOGITS_ONLY, HostTokenSampler, SampledTokens, TokenSampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
+from faser.types.arrays import NO_TOKEN, Ints
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE

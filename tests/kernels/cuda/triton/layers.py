@@ -100,8 +100,9 @@ class Layer:
 
 def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     is_quantised = isinstance(packed, Fp8Linear)
-    weight = (packed.weight.dequantised() if is_quantised else packed.weight).double()
-    return x @ weight.T + (0 if packed.bias is None else packed.bias.double())
+    weight: Tensor = packed.weight.dequantised() if is_quantised else packed.weight
+    product = x @ weight.double().T
+    return product if packed.bias is None else product + packed.bias.double()
 
 
 def _normed(x: Tensor, product: NormedLinear) -> Tensor:

@@ -82,8 +82,8 @@ def test_weights_in_8_bits_have_a_scale_for_each_output(dtype: torch.dtype, outp
         wanted = torch.nn.functional.silu(gate) * up if activation else wide
         residual = random(rows, num, seed=4).to(dtype)
         out = residual.clone()
-        options = {"norm": norm, "eps": EPS, "bias": bias, "residual": out, "activation": activation}
-        few_rows(x, values, out, scales=scales, outputs=outputs, **options)
+        around = partial(few_rows, norm=norm, eps=EPS, bias=bias, residual=out, activation=activation)
+        around(x, values, out, scales=scales, outputs=outputs)
         assert_close(out.double(), wanted + residual.double(), rtol=NEAR[dtype], atol=NEAR[dtype])
 
 

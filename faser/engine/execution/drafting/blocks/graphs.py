@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.model import BlockModel, BlockRows, Candidates, SeenRows, rows_alone
 from faser.engine.execution.drafting.head_memory import UNKNOWN
 from faser.engine.execution.runner.graph_sizes import next_size, size_for
@@ -31,6 +30,7 @@ from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.optional import present
+from faser.types.arrays import Ints
 
 _LINE = 4  # sequences; parts of a walk begin at multiples of 16 bytes, as the sampler's kernels need it
 _LARGEST = 100.0  # log-odds of a confidence

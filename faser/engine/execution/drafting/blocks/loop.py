@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.blocks.graphs import BlockGraphs, BlockPass
 from faser.engine.execution.drafting.blocks.model import BlockModel, block_rows
@@ -40,21 +39,21 @@ from faser.engine.execution.drafting.samplers import (
     drafted_by_runner,
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import repeatable_memory
+from faser.engine.execution.runner.runner import CachedRunner
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockInputs
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import KvCache, RowLayout
+from faser.kernels.interface.shapes import RowLayout
 from faser.optional import maybe
+from faser.types.arrays import Ints
 
 _log = logging.getLogger("faser")
 
 _LARGEST = 100.0  # log-odds of a confidence
 
 
-class BlockRunner:
+class BlockRunner(CachedRunner):
     """Runs a block drafter over rows. Owns its KV cache. To be called in inference mode.
 
     vocab_size: the target's. kv: size of the drafter's cache, which the runner allocates. states: the target's
@@ -64,12 +63,10 @@ class BlockRunner:
     def __init__(
         self, model: BlockModel, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
     ) -> None:
+        super().__init__(backend, kv)
         self.head = model
         self.graphs: BlockGraphs | None = None
         self.vocab_size = vocab_size
-        self._backend = backend
-        self._block_size = kv.block_size
-        self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
         self._replayed = False
@@ -82,28 +79,6 @@ class BlockRunner:
     @property
     def device(self) -> torch.device:
         return self._backend.device
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
-
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
-
-    @property
-    def cache(self) -> KvCache:
-        """Keys and values of the drafter's layers."""
-        return self._cache
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
         """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].

@@ -24,13 +24,13 @@ DSpark (arXiv 2607.05147).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
 from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Buffers
@@ -42,6 +42,7 @@ from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +221,8 @@ class BlockModel:
             num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
             draft_ids=maybe(on_host, self.draft_ids),
             predicts_from_anchor=spec.predicts_from_anchor,
-            markov=None if markov is None else (markov.before, markov.candidates),
-            confidence=None if confidence is None else (*confidence[:2], float(confidence[2])),
+            markov=maybe(attrgetter("before", "candidates"), markov),
+            confidence=maybe(lambda parts: (*parts[:2], float(parts[2])), confidence),
         )
 
     def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:

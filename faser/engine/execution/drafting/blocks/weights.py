@@ -22,7 +22,6 @@ from faser.engine.execution.models.weights import ByteProgress, Packer, WeightSo
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import PackedLinear
-from faser.optional import maybe
 
 
 def load_block(
@@ -83,7 +82,7 @@ def load_block(
         max_logit_rows=max_logit_rows,
     )
     rotary = RotaryTables(spec.decoder, num_positions=max_positions, device=backend.device)
-    draft_ids = maybe(lambda ids: ids.to(backend.device), draft_ids)
+    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
     return BlockModel(spec, backend, weights, draft_ids, rotary, buffers)
 
 

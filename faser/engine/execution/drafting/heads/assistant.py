@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.assistant import AssistantSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HiddenStates
@@ -50,6 +49,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.optional import present
+from faser.types.arrays import Ints
 
 _BEFORE, _BEHIND = "pre_projection.weight", "post_projection.weight"
 _CENTROIDS, _ORDER = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
@@ -294,7 +294,7 @@ class _AssistantPasses:
         self.table = table
         self._runner = runner
         self._states = states
-        self._layout: RowLayout | None = None
+        self._layout: RowLayout  # of the pass before
         self._hidden = torch.empty(0)
 
     def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
@@ -305,7 +305,6 @@ class _AssistantPasses:
 
     def further(self, batch: RowBatch, sources: Ints) -> Tensor:
         layout, rows = self._layout, torch.from_numpy(sources)
-        assert layout is not None, "the first pass comes first"
         if len(sources) < len(self._hidden):
             layout = self._layout = RowLayout(
                 query_start=torch.arange(len(sources) + 1, dtype=torch.int32),

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
@@ -44,7 +43,7 @@ from faser.engine.execution.drafting.loop import (
 )
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import repeatable_memory
+from faser.engine.execution.runner.runner import CachedRunner
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     DraftedTokens,
@@ -55,9 +54,9 @@ from faser.kernels.interface.blocks import (
     StopNumbers,
 )
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 class StateLoop(DraftLoop, Protocol):
@@ -413,7 +412,7 @@ class Head(Protocol):
         ...
 
 
-class HeadRunner:
+class HeadRunner(CachedRunner):
     """Runs a head over rows. Owns its KV cache, and the hidden states of a pass that is timed.
 
     A pass over rows of committed tokens takes the target's states; a pass over draft tokens takes, in their place,
@@ -424,29 +423,14 @@ class HeadRunner:
     """
 
     def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
+        super().__init__(backend, kv)
         self.head = head
         self.vocab_size = vocab_size
-        self._backend = backend
-        self._block_size = kv.block_size
-        self._cache = backend.allocate_kv(kv)
         self._hidden = states[:0]  # [R, Hh], of the last `forward`
         drafting, stack = backend.head_drafting, head.drafting_stack
         takes = drafting is not None and stack is not None and drafting.takes(stack)
         self._drafting = drafting if takes else None
         self._dummy_states = states.zero_()  # for passes that are only timed
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
 
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
         """A pass over committed tokens. states: [R, K * H] of the positions before them.
@@ -462,10 +446,6 @@ class HeadRunner:
     def logits_of(self, hidden: Tensor) -> Tensor:
         """Return logits [N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
-
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
 
     @property
     def drafts_in_one_call(self) -> bool:
