@@ -3,8 +3,9 @@
 Oracle: transformers' states behind the last norm, and its logits. The engine has too few blocks for all requests,
 so that sequences are preempted, cuts prompts into chunks, and finds prompts in its prefix cache.
 
-Bugs these tests have been seen to catch: a mean that divides by the rows of the last chunk; the row before the last one; a state before the norm; a mean that leaves cached tokens out; a vector of
-the next sequence of the step; names of a checkpoint without a head that stay as they are.
+Bugs these tests have been seen to catch: a mean that divides by the rows of the last chunk; the row before the
+last one; a state before the norm; a mean that leaves cached tokens out; a vector of the next sequence of the step;
+names of a checkpoint without a head that stay as they are.
 """
 
 from pathlib import Path
