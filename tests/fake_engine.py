@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 import tokenizers
@@ -15,6 +16,7 @@ from faser.engine.text.vocabulary import BYTE_OF_CHAR
 from faser.errors import FaserError, NotReadyError, RequestError
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SpeculationSummary
 from faser.types.engine import EngineState, ModelInfo
+from faser.types.pooling import EMBEDDER
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 
@@ -146,6 +148,8 @@ class FakeEngine:
         self.state = EngineState.READY
         self.state_reason = ""
         self.max_samples = 4096
+        self.hidden_size = 0
+        self.embedder = EMBEDDER
         self.loaded = True
         self.step_s = 0.0
         self.refusals: list[FaserError | None] = []
@@ -158,7 +162,7 @@ class FakeEngine:
     def info(self) -> ModelInfo:
         if not self.loaded:
             raise NotReadyError("the model is being loaded")
-        return model_info()
+        return replace(model_info(), hidden_size=self.hidden_size, embedder=self.embedder)
 
     def submit(self, request: Request, *, num_following: int = 0) -> "FakeStream":
         self.following.append(num_following)

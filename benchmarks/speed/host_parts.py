@@ -23,7 +23,6 @@ BARS_US = {"drafts": (60, 60, 75, 130, 280), "no drafts": (45, 50, 65, 110, 240)
 SEQUENCES = (1, 4, 16, 64, 256)
 RUN = '''
 import gc, json, time
-from faser.cli.bench.prompts import BenchPrompt
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build

@@ -9,8 +9,10 @@ from faser.api.bodies.openapi import document, include
 from faser.api.dialects.chat_requests import chat_router
 from faser.api.dialects.completions_requests import completions_router
 from faser.api.dialects.conversion import IGNORED_HEADER
+from faser.api.dialects.embeddings import embeddings_router
 from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
+from faser.api.dialects.rerank import rerank_router
 from faser.api.dialects.responses_routes import responses_router
 from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.hosts import AllowedHosts, HostMiddleware
@@ -34,6 +36,8 @@ _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_c
 _ROUTERS = (
     chat_router,
     completions_router,
+    embeddings_router,
+    rerank_router,
     render_router,
     invocations_router,
     responses_router,

@@ -106,9 +106,11 @@ class RequestOutput:
 
     num_cached_tokens: prompt tokens of the first sample whose KV came from the prefix cache.
     prompt_logprobs: in the output that completes the prompt, if requested; None at position 0.
+    pooled: the vector [D] float32 of the prompt, in the last output of a request that asks for one.
     """
 
     request_id: str
     deltas: tuple[OutputDelta, ...]
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    pooled: bytes | None = None

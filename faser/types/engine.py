@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from faser.types.pooling import EMBEDDER, Embedder
+
 # Reports progress: the name of a stage, how much of it is done, and how much there is; 0 of 0 where unknown.
 ProgressCallback = Callable[[str, int, int], None]
 
@@ -24,6 +26,7 @@ class ModelInfo:
     """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory.
 
     separate_layers: how many layers run in single operations, since the backend's own calls do not take them.
+    hidden_size: numbers of an embedding. embedder: how embeddings are made.
     """
 
     max_model_len: int
@@ -39,3 +42,5 @@ class ModelInfo:
     weight_bytes: int
     num_parameters: int
     separate_layers: int = 0
+    hidden_size: int = 0
+    embedder: Embedder = EMBEDDER

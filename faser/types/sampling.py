@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from faser.errors import RequestError
+from faser.types.pooling import Pooling
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -129,6 +130,7 @@ class SamplingParams:
     structured_output: None: free text. With it min_tokens and ignore_eos hold until the structure is complete and
     allows nothing else.
     thinking_budget: None: the model decides when it has thought enough.
+    pooling: of a prompt that gets a vector in place of an answer; None: it gets an answer.
     Order of application: bias, penalties, allowed tokens, bad words, min_tokens, thinking budget, structured
     output, temperature, min_p, top_k, top_p.
 
@@ -158,6 +160,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = field(default=None, metadata=_EDITS)
     thinking_budget: ThinkingBudget | None = None
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         if not all(self.bad_words):
@@ -196,9 +199,14 @@ class SamplingParams:
         return edits
 
     @property
+    def scores_prompt(self) -> bool:
+        """Something is read off the forward of the prompt: log probabilities, or a vector."""
+        return self.prompt_logprobs is not None or self.pooling is not None
+
+    @property
     def needs_only_logits(self) -> bool:
         """A token follows from its logits, seed and position, and nothing but the token is reported."""
-        scored = self.logprobs is not None or self.prompt_logprobs is not None
+        scored = self.logprobs is not None or self.scores_prompt
         return not self.edits_logits and not scored and self.thinking_budget is None
 
 

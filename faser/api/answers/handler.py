@@ -134,7 +134,7 @@ class GenerationHandler:
         """(index of the prompt, output) in the order of arrival. Exiting aborts what is unfinished."""
         async with (
             self.service.submitted(self.requests, field=self.formatter.prompt_field) as readers,
-            aclosing(_merged(readers)) as outputs,
+            aclosing(merged(readers)) as outputs,
         ):
             self.readers = readers
             if self.service.settings.per_request_metrics and len(self.states) == 1:
@@ -189,7 +189,7 @@ def _joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
     )
 
 
-async def _merged(readers: Sequence[OutputReader]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def merged(readers: Sequence[OutputReader]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """(index of the reader, output) in the order in which outputs arrive. Raises what a reader raises."""
     if len(readers) == 1:
         async for output in readers[0]:

@@ -167,7 +167,7 @@ _JSON_TYPES: dict[Any, Any] = {
 # Parameters that dialects call differently, or do not all have.
 _OF_DIALECTS = {
     *("n", "temperature", "top_p", "max_tokens", "stop"),
-    *("logprobs", "prompt_logprobs", "structured_output", "thinking_budget"),
+    *("logprobs", "prompt_logprobs", "structured_output", "thinking_budget", "pooling"),
 }
 
 

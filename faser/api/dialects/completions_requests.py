@@ -95,27 +95,27 @@ def _sampling(body: CompletionBody, settings: ApiSettings, tokenizer: Tokenizer)
     )
 
 
-def read_prompts(prompt: Any) -> list[str | list[int]]:
-    """One entry per prompt, in order. Raises RequestError that names the element of the wrong type."""
+def read_prompts(prompt: Any, field: str = "prompt") -> list[str | list[int]]:
+    """One entry per prompt, in order. field: of the body. Raises RequestError that names the wrong element."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise RequestError(f"prompt is {shown(prompt)}; {_FORMS}", param="prompt")
+        raise RequestError(f"{field} is {shown(prompt)}; {_FORMS}", param=field)
     if not prompt:
-        raise RequestError(f"prompt is an empty list; {_FORMS}", param="prompt")
+        raise RequestError(f"{field} is an empty list; {_FORMS}", param=field)
     if len(prompt) > MAX_PROMPTS and type(prompt[0]) is not int:
-        raise RequestError(f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed", param="prompt")
+        raise RequestError(f"{field} has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed", param=field)
     match prompt[0]:
         case str():
-            _check_elements(prompt, str, "prompt")
+            _check_elements(prompt, str, field)
             return prompt
         case list():
-            _check_elements(prompt, list, "prompt")
+            _check_elements(prompt, list, field)
             for at, token_ids in enumerate(prompt):
-                _check_elements(token_ids, int, f"prompt.{at}")
+                _check_elements(token_ids, int, f"{field}.{at}")
             return prompt
         case _:
-            _check_elements(prompt, int, "prompt")
+            _check_elements(prompt, int, field)
             return [prompt]
 
 

@@ -129,6 +129,12 @@ class ChatRenderer:
             raise failure
         raise _naming(failure, read, lambda some: prompt_of(_for_template(some, tools, chosen.source)))
 
+    def render_roles(self, messages: Sequence[Message]) -> str:
+        """Render messages whose roles are the template's own, such as query and document, for an answer."""
+        return self._plain.template.render(
+            messages, add_generation_prompt=True, continue_final_message=False, tools=None, extra={}
+        )
+
 
 def _prompt_of(template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
     """The prompt. Arguments that are text get an object around them where the template needs keys and values."""

@@ -12,6 +12,7 @@ from glob import escape
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
+from faser.engine.checkpoints.embedder import EMBEDDER_FILES
 from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
 from faser.engine.checkpoints.gguf.names import choose, model_files, part_names, part_paths
 from faser.errors import ModelError
@@ -34,6 +35,7 @@ _HUB_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     TEMPLATES,
+    *EMBEDDER_FILES,
 )
 
 

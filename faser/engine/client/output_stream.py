@@ -117,6 +117,7 @@ class OutputStream:
             deltas=converted,
             num_cached_tokens=deltas[0].num_cached_tokens,
             prompt_logprobs=deltas[0].prompt_logprobs,
+            pooled=deltas[0].pooled,
         )
         for each in converted:
             self._traffic.add(each)

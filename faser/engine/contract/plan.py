@@ -274,6 +274,7 @@ class StepResult:
     logprobs: one per token, if the request asked.
     prompt_logprobs: of the prompt positions start + 1 … start + rows (as far as they are prompt), if the request
     asked.
+    pooled: the vector [D] float32 of the prompt that ends with this step, if the request asked.
     """
 
     step: int
@@ -290,6 +291,7 @@ class StepResult:
     num_cut: Mapping[int, int] = field(default_factory=dict)
     logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
+    pooled: Mapping[int, bytes] = field(default_factory=dict)
 
     def by_sequence(self) -> list[tuple[int, ...]]:
         """The tokens of each sequence."""
@@ -318,7 +320,7 @@ class SequenceDelta:
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
     num_preemptions: of the sample so far.
     error: why finish_reason is ERROR. speculation: with the finish_reason, in an engine that speculates.
-    trace: if the request asks, and there are tokens.
+    trace: if the request asks, and there are tokens. pooled: with the finish_reason, of a request for a vector.
     """
 
     request_id: str
@@ -334,6 +336,7 @@ class SequenceDelta:
     error: SequenceError | None = None
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None
+    pooled: bytes | None = None
 
 
 class StepSpan(NamedTuple):
@@ -365,6 +368,7 @@ class StepDeltas:
     errors: dict[int, SequenceError] = field(default_factory=dict)
     speculation: dict[int, SpeculationSummary] = field(default_factory=dict)
     traces: dict[int, StepTrace] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
     def reported(self) -> tuple[list[Any], ...]:
         """Return the columns of what every delta has, but for its tokens."""
@@ -392,6 +396,7 @@ class StepDeltas:
                 error=self.errors.get(at),
                 speculation=self.speculation.get(at),
                 trace=self.traces.get(at),
+                pooled=self.pooled.get(at),
             )
             begin = end
 

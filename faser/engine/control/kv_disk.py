@@ -126,7 +126,7 @@ class KvDisk(Companion):
 
         spare: blocks that must stay available.
         """
-        if not sequence.may_load or sequence.scores_prompt:
+        if not sequence.may_load or sequence.needs_prompt:
             return False
         kv, size = self._kv, self._kv.block_size
         cached = kv.cached_prefix(sequence.table, sequence.token_ids)

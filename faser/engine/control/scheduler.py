@@ -500,7 +500,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, slot: int, prefix: list[int], step: StepBuilder) -> None:
         num_cached = len(prefix) * self._kv.block_size
-        self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.scores_prompt else sequence.num_tokens)
+        self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.needs_prompt else sequence.num_tokens)
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self._clock.now()
             sequence.num_cached = num_cached
@@ -517,7 +517,7 @@ class Scheduler:
 
     def _shared_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that hold its first tokens already: in the prefix cache, or in the table of a running sample."""
-        if sequence.scores_prompt or not self._shares_prefixes:
+        if sequence.needs_prompt or not self._shares_prefixes:
             return []
         shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
         if self._state_chunk:
@@ -576,6 +576,8 @@ class Scheduler:
             deltas.logprobs[place] = result.logprobs[at][:taken]
         if scores is not None:
             deltas.prompt_logprobs[place] = scores
+        if at in result.pooled:
+            deltas.pooled[place] = result.pooled[at]
         if sequence.finish_reason is not None:
             deltas.finish_reasons[place] = sequence.finish_reason
         if sequence.stop_reason is not None:
@@ -668,4 +670,4 @@ def _priority_key(sequence: Sequence) -> PriorityKey:
 
 def _owes_scores(sequence: Sequence) -> bool:
     """Return whether scores of its prompt are still to be read off the forward of a step."""
-    return not sequence.needs_only_logits and sequence.scores_prompt
+    return not sequence.needs_only_logits and sequence.sampling.scores_prompt

@@ -158,8 +158,14 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Prompt log probabilities are still owed, so every prompt token must be computed."""
+        """Prompt log probabilities are still owed."""
         return self.sampling.prompt_logprobs is not None
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Every prompt token must be computed: something is still owed that all of their rows go into."""
+        pooling = self.sampling.pooling
+        return self.scores_prompt or (pooling is not None and pooling.reads_all)
 
     def advance(self, num_computed: int, token_ids: tuple[int, ...]) -> int:
         """Take a step's tokens up to the one that ends the sequence; returns how many were taken.

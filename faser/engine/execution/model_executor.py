@@ -42,6 +42,7 @@ from faser.engine.execution.drafting.text import texts_of
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
+from faser.engine.execution.pooling import Pooler
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
@@ -118,6 +119,7 @@ class ModelExecutor:
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
+        self._pooler = Pooler(runner, max_logit_rows=max_logit_rows)
 
     def without_drafter(self) -> "ModelExecutor":
         """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
@@ -275,6 +277,7 @@ class ModelExecutor:
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
+        pooled = self._pooler.of_step(rows, batch.last_rows)
         cut = [before - after for before, after in zip(plan.rows.num_drafts, rows.num_drafts, strict=True)]
         return self._result(
             plan,
@@ -285,6 +288,7 @@ class ModelExecutor:
             experts=experts,
             num_cut={at: count for at, count in enumerate(cut) if count},
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
         )
 
     def _result(
@@ -299,6 +303,7 @@ class ModelExecutor:
         experts: int = 0,
         num_cut: Mapping[int, int] = _NOTHING,
         prompt_logprobs: Mapping[int, tuple[PositionLogprobs, ...]] = _NOTHING,
+        pooled: Mapping[int, bytes] = _NOTHING,
     ) -> StepResult:
         return StepResult(
             step=plan.step,
@@ -315,6 +320,7 @@ class ModelExecutor:
             draft_kv=self._held_by_drafter(plan),
             num_cut=num_cut,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
         )
 
     def _keep_states(self, rows: StepRows, batch: RowBatch, num_tokens: Sequence[int]) -> None:
@@ -356,6 +362,7 @@ class ModelExecutor:
             self._sampler.start(start)
             self._drafter.start(start)
             self._prompt_logprobs.start(start)
+            self._pooler.start(start)
         for slot, new_blocks in plan.rows.new_blocks.items():
             self._table.append(slot, new_blocks)
 
@@ -372,6 +379,7 @@ class ModelExecutor:
         for slot in slots:
             self._sampler.release(slot)
             self._prompt_logprobs.release(slot)
+            self._pooler.release(slot)
             self._drafter.release(slot)
 
 

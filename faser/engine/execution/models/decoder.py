@@ -283,6 +283,10 @@ class Decoder:
                 eps=layer.eps,
             )
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return hidden [N, H] behind the norm before the head, in new memory."""
+        return self._backend.rms_norm(hidden, self._head.norm, self._head.eps, torch.empty_like(hidden))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, V] float32 of any N rows of hidden, [N, H], unchanged; valid until the next call.
 

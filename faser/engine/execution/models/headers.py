@@ -12,11 +12,16 @@ from faser.engine.checkpoints.families.wrappers import text_half
 from faser.engine.checkpoints.files import ModelConfig, gguf_file, read_config
 from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.checkpoints.gguf_weights import GgufSource, open_gguf
-from faser.engine.execution.models.sources import SafetensorsSource, TextSource
+from faser.engine.execution.models.sources import (
+    RenamedSource,
+    SafetensorsSource,
+    with_model_prefix,
+    with_text_names,
+)
 from faser.engine.execution.models.tensors import iter_shapes
 from faser.errors import ModelError
 
-StoredTensors = SafetensorsSource | TextSource | GgufSource
+StoredTensors = SafetensorsSource | RenamedSource | GgufSource
 
 _MOST_VALUES_PER_BYTE = 8  # of any format
 _HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim")
@@ -49,7 +54,7 @@ def open_tensors(path: Path, config: ModelConfig) -> StoredTensors:
     if (weights := gguf_file(path)) is not None:
         return open_gguf(weights)
     source = SafetensorsSource(path)
-    return source if config.wrapper is None else TextSource(source)
+    return with_model_prefix(source) if config.wrapper is None else with_text_names(source)
 
 
 def check_sizes(path: Path, config: ModelConfig) -> None:

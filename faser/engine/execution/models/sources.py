@@ -6,6 +6,7 @@ for backends that multiply them so; stored_codes.py has the integers of AWQ, GPT
 neither configs nor backends.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+_WITHIN, _BARE = "model.", "embed_tokens.weight"
 _NOT_TEXT = tuple(
     within + part
     for within in ("", "model.")
@@ -129,15 +131,15 @@ def _damage(path: Path) -> str:
     return f"{path} is damaged or cut short: its {size} bytes are not those that its header describes"
 
 
-class TextSource:
-    """A WeightSource over a vision-language model: the tensors of its text half, under the names of a text model.
+class RenamedSource:
+    """A WeightSource over a checkpoint that stores a text model under other names. names: the stored ones by ours.
 
-    The tensors of the vision half and of the projector are left out; a name of neither half stays as it is.
+    Tensors without a name of ours are left out.
     """
 
-    def __init__(self, source: SafetensorsSource) -> None:
+    def __init__(self, source: SafetensorsSource, names: Mapping[str, str]) -> None:
         self._source = source
-        self._stored_names = {_text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
+        self._stored_names = names
 
     def names(self) -> list[str]:
         return list(self._stored_names)
@@ -150,11 +152,31 @@ class TextSource:
         return self._source.get(self._stored_names[name])
 
 
+def with_text_names(source: SafetensorsSource) -> RenamedSource:
+    """Return the tensors of the text half of a vision-language model, under the names of a text model.
+
+    The tensors of the vision half and of the projector are left out; a name of neither half stays as it is.
+    """
+    names = {_text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
+    return RenamedSource(source, names)
+
+
 def _text_name(name: str) -> str:
     for stored, text in _TEXT_PREFIXES.items():
         if name.startswith(stored):
             return text + name.removeprefix(stored)
     return name
+
+
+def with_model_prefix(source: SafetensorsSource) -> SafetensorsSource | RenamedSource:
+    """Return the tensors of a model that was stored without its head, named as within a whole one.
+
+    Models of embeddings are stored so: transformers then leaves the prefix out.
+    """
+    names = source.names()
+    if _BARE not in names:
+        return source
+    return RenamedSource(source, {f"{_WITHIN}{name}": name for name in names})
 
 
 class Fp8Source:

@@ -216,6 +216,12 @@ class Runner(CachedRunner):
             self._hidden.index_select(0, self._on_device(np.asarray(rows, dtype=np.int64)))
         )
 
+    @torch.inference_mode()
+    def normed(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        """Return the states [len(rows), H] of rows behind the last layer and the norm before the head."""
+        assert self._hidden is not None, "normed before forward"
+        return self._decoder.normed(self._hidden.index_select(0, self._on_device(rows)))
+
     def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the token that follows each of these rows of the last forward."""
         return self.sample_from(self.logits(rows), requests)

@@ -16,6 +16,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
+from faser.engine.checkpoints.embedder import read_embedder
 from faser.engine.checkpoints.ngram_model import NgramModel, load
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
@@ -131,6 +132,8 @@ class EngineParts:
             weight_bytes=sum(each.weight_bytes for each in self.models),
             num_parameters=num_parameters(files.spec),
             separate_layers=decoder.separate_layers,
+            hidden_size=files.spec.hidden_size,
+            embedder=read_embedder(files.directory),
         )
 
 

@@ -84,6 +84,9 @@ class HeadDecoder:
         token_ids = torch.arange(num_rows, device=self.hidden.device) % self.spec.vocab_size
         self.head.run(token_ids, self.features[:num_rows].zero_(), cache, plan)
 
+    def normed(self, _hidden: Tensor, /) -> Tensor:
+        raise AssertionError("a head's states are nobody's embeddings")
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, V] float32 of rows of hidden, [N, H], which become the next pass's features."""
         count, draft_ids = len(hidden), self.head.draft_ids

@@ -1,0 +1,75 @@
+"""Vectors of prompts: of the requests that ask for one, as the rows of their prompts are computed.
+
+Owns which sequences ask for one, and the sums of those whose prompts take several steps.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.contract.plan import SequenceStart, StepRows
+from faser.engine.execution.runner.runner import Runner
+
+
+class Pooler:
+    """max_logit_rows: most rows whose logits are computed at once, which bounds memory."""
+
+    def __init__(self, runner: Runner, *, max_logit_rows: int) -> None:
+        self._runner = runner
+        self._max_logit_rows = max_logit_rows
+        self._asking: dict[int, SequenceStart] = {}
+        self._sums: dict[int, Tensor] = {}  # [H] float64 of the rows before, by slot
+
+    def start(self, start: SequenceStart) -> None:
+        """Take over a slot for a sequence."""
+        if start.sampling.pooling is not None:
+            self._asking[start.slot] = start
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence of a slot."""
+        self._asking.pop(slot, None)
+        self._sums.pop(slot, None)
+
+    def of_step(self, rows: StepRows, last_rows: NDArray[np.int64]) -> dict[int, bytes]:
+        """Return, by position, the vectors [D] float32 of the prompts that the last forward completed.
+
+        last_rows: [S] index of each sequence's last row in the forward.
+        """
+        if not self._asking:
+            return {}
+        found: dict[int, bytes] = {}
+        ends: dict[tuple[int, ...], list[int]] = {}
+        for at, slot in enumerate(rows.slots):
+            if (asked := self._asking.get(slot)) is None:
+                continue
+            end = rows.starts[at] + rows.counts[at]
+            pooling = asked.sampling.pooling
+            assert pooling is not None, "only sequences that ask for a vector are kept"
+            if pooling.reads_all:
+                self._add(slot, int(last_rows[at]), rows.counts[at])
+                if end == asked.prompt_len:
+                    found[at] = _bytes(self._sums.pop(slot) / end)
+            elif end == asked.prompt_len:
+                ends.setdefault(pooling.token_ids, []).append(at)
+        for token_ids, positions in ends.items():
+            values = self._at(last_rows[positions], token_ids)
+            found |= {at: _bytes(row) for at, row in zip(positions, values, strict=True)}
+        return found
+
+    def _add(self, slot: int, last_row: int, count: int) -> None:
+        """Add the states of a sequence's rows to its sum."""
+        states = self._runner.normed(np.arange(last_row + 1 - count, last_row + 1))
+        summed = states.double().sum(dim=0)
+        self._sums[slot] = summed + self._sums[slot] if slot in self._sums else summed
+
+    def _at(self, rows: NDArray[np.int64], token_ids: tuple[int, ...]) -> Tensor:
+        """Return the states [N, H] of rows, or with tokens their logits [N, len(token_ids)]."""
+        if not token_ids:
+            return self._runner.normed(rows)
+        parts = np.split(rows, range(self._max_logit_rows, len(rows), self._max_logit_rows))
+        return torch.cat([self._runner.logits(part)[:, list(token_ids)] for part in parts])
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.float().numpy(force=True).tobytes()

@@ -1,0 +1,50 @@
+"""One vector of a prompt in place of an answer: what a request asks for, and what a model declares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class PoolingKind(StrEnum):
+    """Ways to make one vector of the states that a prompt's tokens have after the last layer and its norm."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """The vector that a request asks for. Its numbers are as the model has them, not yet normalised.
+
+    token_ids: the vector is the logits of these tokens at the last position; empty: it is made of states.
+    """
+
+    kind: PoolingKind = PoolingKind.LAST
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def reads_all(self) -> bool:
+        """Return whether the states of all tokens count, so that none may come from the prefix cache."""
+        return self.kind is PoolingKind.MEAN and not self.token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedder:
+    """How a checkpoint makes embeddings and scores, by the files that sentence-transformers writes.
+
+    normalises: embeddings have length 1. dimensions: smaller sizes that it was trained for; empty: any, if
+    is_matryoshka, else none. prompts: texts before an input, by their names. score_token_ids: a score is the logit
+    of the first one, less that of the second one if there are two; empty: the cosine of two embeddings.
+    declared: the checkpoint says so; else these are the defaults of a model that generates.
+    """
+
+    kind: PoolingKind = PoolingKind.LAST
+    normalises: bool = True
+    is_matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    score_token_ids: tuple[int, ...] = ()
+    declared: bool = False
+
+
+EMBEDDER = Embedder()  # of a model that generates
