@@ -217,7 +217,7 @@ class CountedEngine:
             costs.observe = costs.observe_verification = costs.posterior.observe_gap = _ignore
         self._engine = built.engine
         control: Any = built.engine._scheduler._speculation
-        if control is not None:
+        if drafting is not None:
             control._guards.current = None
         executor: Any = built.engine._executor
         run = executor.run

@@ -18,7 +18,7 @@ _ONE_DEVICE = "a model runs on one device"
 _FROM_FILE = "it follows from the model's files"
 _IN_JSON = "all settings of the drafter are in one JSON object"
 _PER_REQUEST = "a request asks for it, in structured_outputs or response_format"
-_GENERATES = "it generates text only"
+_SERVES_BOTH = "every model serves answers, embeddings and scores"
 _KV_TYPES = "keys and values have one type"
 _THREADS = "--threads holds for every part of a step"
 
@@ -51,9 +51,9 @@ LLAMACPP_FLAGS: tuple[Foreign, ...] = (
     _refuse("--lora-scaled", "there are no LoRA adapters"),
     _refuse("--control-vector", "a checkpoint is served as it is"),
     _refuse("--mmproj -mm", "models read and write text only"),
-    refuse("--embedding --embeddings", _GENERATES, switch=True, origin=_ORIGIN),
-    refuse("--reranking --rerank", _GENERATES, switch=True, origin=_ORIGIN),
-    _refuse("--pooling", _GENERATES),
+    accept("--embedding --embeddings", _SERVES_BOTH, switch=True, origin=_ORIGIN),
+    accept("--reranking --rerank", _SERVES_BOTH, switch=True, origin=_ORIGIN),
+    _refuse("--pooling", "the checkpoint says how embeddings are made"),
     _refuse("--grammar", _PER_REQUEST),
     _refuse("--grammar-file", _PER_REQUEST),
     _refuse("--json-schema -j", _PER_REQUEST),

@@ -12,6 +12,7 @@ _KV_SCALES = "8-bit keys and values are stored with a scale of one"
 _GRAPHS = "CUDA graphs are captured for the sizes of --cudagraph-capture-sizes, and for every length"
 _NO_ADMIN = "there are no admin routes"
 _SNAPSHOTS = "where states are kept for other prompts follows from the prompts, within --state-snapshot-memory"
+_SERVES_BOTH = "every model serves answers, embeddings and scores"
 _OLDER = "it belongs to older versions"
 
 VLLM_FLAGS: tuple[Foreign, ...] = (
@@ -28,9 +29,9 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
     refuse("--tokenizer-mode", "it follows from the files", neutral=("auto", "hf")),
     refuse("--tokenizer-revision", "it is the model's", instead="--revision"),
     refuse("--code-revision", "no code of a checkpoint is run"),
-    refuse("--runner", "it generates text only", neutral=("auto", "generate")),
-    refuse("--task", "it generates text only", neutral=("auto", "generate")),
-    refuse("--convert", "it generates text only", neutral=("auto",)),
+    refuse("--runner", _SERVES_BOTH, neutral=("auto", "generate", "pooling")),
+    refuse("--task", _SERVES_BOTH, neutral=("auto", "generate", "embed", "score")),
+    refuse("--convert", _SERVES_BOTH, neutral=("auto", "none", "embed")),
     refuse("--calculate-kv-scales", _KV_SCALES, switch=True),
     refuse("--cpu-offload-gb", "weights are not offloaded", neutral=("0", "0.0")),
     refuse("--num-gpu-blocks-override", "blocks follow from the memory", instead="--kv-cache-memory"),

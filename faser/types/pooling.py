@@ -30,7 +30,7 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedder:
-    """How a checkpoint makes embeddings and scores, by the files that sentence-transformers writes.
+    """Rules by which a checkpoint makes embeddings and scores, from the files that sentence-transformers writes.
 
     normalises: embeddings have length 1. dimensions: smaller sizes that it was trained for; empty: any, if
     is_matryoshka, else none. prompts: texts before an input, by their names. score_token_ids: a score is the logit

@@ -79,7 +79,7 @@ REFUSED = {
     "--draft-max 16": "--speculative-config '{\"num_speculative_tokens\": 16}'",
     "--lora adapter.gguf": "there are no LoRA adapters",
     "--mmproj file": "models read and write text only",
-    "--embeddings": "it generates text only",
+    "--pooling mean": "the checkpoint says how embeddings are made",
     "-ctk q8_0": "--kv-cache-dtype",
     "--grammar-file g": "structured_outputs",
     "-np 0": "--max-num-seqs is 0; it must be at least 1",

@@ -10,12 +10,13 @@ import os
 import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from faser.errors import ConfigError
 from faser.types.activation import Activation
+
+if TYPE_CHECKING:  # what builds the wheel has no numpy
+    from numpy.typing import NDArray
 
 FLOAT32 = 0
 BFLOAT16 = 1
@@ -27,7 +28,7 @@ _log = logging.getLogger("faser")
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
 
 
-def address_of(array: NDArray[Any] | None) -> int | None:
+def address_of(array: "NDArray[Any] | None") -> int | None:
     """Return the address of an array's first value; None for one that is missing."""
     return None if array is None else array.ctypes.data
 

@@ -237,7 +237,7 @@ def test_every_served_name_works_and_the_answer_repeats_it(http: httpx.Client) -
     assert http.post(TEXT, json={"prompt": "hi", "model": None}).json()["model"] == "tiny"
 
 
-@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling", "/score", "/api/chat", "/health/x", "/v1"])
+@pytest.mark.parametrize("route", ["/v1/audio/speech", "/pooling", "/api/chat", "/health/x", "/v1"])
 def test_unknown_route_is_a_404_that_names_it(http: httpx.Client, route: str) -> None:
     message = error(http.post(route, json={}), 404, "NotFoundError")["message"]
     assert message.startswith(f"POST {route} not found; available routes: POST /v1/chat/completions, ")

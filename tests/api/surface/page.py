@@ -45,6 +45,7 @@ REFUSED: dict[str, Mapping[str, UnsupportedField]] = {
 }
 FIELD_TEST, REFUSAL_TEST = "test_a_field_has_its_effect", "test_a_refusal_says_why"
 _ROUTES, _RENDER = "tests/api/test_routes.py::", "tests/api/dialects/test_render.py::"
+_VECTORS = "tests/api/dialects/test_embeddings.py::"
 _STORE = "tests/api/dialects/test_responses_store.py::"
 ROUTE_TESTS = {
     "GET /v1/models": f"{_ROUTES}test_every_served_name_has_a_card",
@@ -55,6 +56,9 @@ ROUTE_TESTS = {
     "GET /ready": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",
     "POST /v1/chat/completions/render": f"{_RENDER}test_a_rendered_chat_is_the_prompt_of_its_answer",
     "POST /v1/completions/render": f"{_RENDER}test_rendered_prompts_are_those_of_the_completions",
+    "POST /v1/embeddings": f"{_VECTORS}test_inputs_have_the_forms_of_prompts",
+    "POST /v1/rerank": f"{_VECTORS}test_documents_are_ranked_by_the_cosine",
+    "POST /v1/score": f"{_VECTORS}test_pairs_of_texts_are_scored_side_by_side",
     "POST /v1/responses/input_tokens": f"{_STORE}test_input_tokens_are_those_that_the_response_counts",
     "GET /v1/responses/{response_id}": f"{_STORE}test_a_response_is_got_continued_and_deleted",
     "DELETE /v1/responses/{response_id}": f"{_STORE}test_a_response_is_got_continued_and_deleted",

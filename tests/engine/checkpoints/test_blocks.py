@@ -124,7 +124,7 @@ def test_dflash_2_has_convolutions_a_selector_and_scales(tmp_path: Path, layout:
         (
             "dspark",
             {"architectures": ["Gemma4DSparkModel"], "hidden_activation": "gelu_pytorch_tanh"},
-            "model_type of the head is 'qwen3'; only gemma4_text, gemma4_unified_text are read",
+            "model_type of the head is 'qwen3'; only gemma4_text, gemma4_unified_text are supported",
         ),
         ("dspark", {"num_target_layers": 36}, "made for a model of 36 layers .*; the model has 6"),
         ("dspark", {"markov_head_type": "rnn"}, "markov_head_type is 'rnn'; only vanilla is supported"),

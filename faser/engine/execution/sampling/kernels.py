@@ -1,5 +1,7 @@
 """Sampling by tensor operations: for devices and machines that have no kernels for it, and as their reference."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 _ALL = slice(None)
 
 
+@dataclass(frozen=True)
 class TorchSamplingKernels:
     """Sampling kernels by tensor operations, wherever the logits are."""
 

@@ -60,6 +60,7 @@ class TokenSampler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class _LogitsOnly:
     """Token sampler of a runner that is asked for logits alone."""
 

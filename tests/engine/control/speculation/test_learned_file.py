@@ -72,7 +72,7 @@ def test_a_damaged_or_foreign_file_is_refused_with_one_line(
         kept = LearnedFile(path, learning, times="monday")
     (line,) = [each.getMessage() for each in caplog.records]
     assert str(path) in line
-    assert "ignored" in line
+    assert "ignoring" in line
     assert learning.number == 1.0
     kept.save()
     LearnedFile(path, learning, times="monday")
