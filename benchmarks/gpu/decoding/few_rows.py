@@ -4,12 +4,16 @@
                program, and its weights alone by FlashInfer's kernels of few rows; share of the copy bandwidth
     layers     the products of a layer together, in separate launches and in the fastest one launch of each
 
-Whole steps with the ways that were chosen are in the phases `plain` and `draft`, attention's times in the log.
+Each in 16 bits, and the target's in fp8: separate launches round the rows to 8 bits as well, which is most of the
+difference. Joined launches of a layer in fp8 are in the log ("layer in 8 bits").
+
+Whole steps with the ways that were chosen are in the phases `plain` and `passes`, attention's times in the log.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,33 +27,40 @@ from faser.errors import FaserError
 from faser.kernels.cuda.choices import GraphClock, KernelClock
 from faser.kernels.cuda.triton.few_rows import STAGES, few_rows
 from faser.kernels.cuda.triton.layer_ops import gate, rms_norm
+from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
+from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, quantise_weight
+
+Weight = Tensor | Fp8Rows
 
 # Before the day, all of one row: of a GEMV by its weights over a copy; a pass of the 0.6B, a step of the 8B at 1k
-# context. They took 1.42 and 4.88 ms in ten launches a layer.
-PREDICTED = {"share_of_copies": 0.9, "pass_ms": 0.60, "step_ms": 4.15}
+# context, and that in fp8. They took 1.42, 4.88 and 3.94 ms in ten launches a layer.
+PREDICTED = {"share_of_copies": 0.9, "pass_ms": 0.60, "step_ms": 4.15, "fp8_step_ms": 2.6}
 SEPARATE = "separate"
 _ROWS = (1, 2, 4, 8)
 _DRY_ROWS = (2,)
 _EPS = 1e-6
 _LIBRARY = ("tinygemm", "cublaslt", "tgv")  # backends of FlashInfer's mm_bf16
+_fp8_products = cache(ScaledFp8)
 
 
 def run(plan: Plan, desk: Desk) -> None:
     clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     bytes_s = environment.bytes_s(desk.folder)
     desk.append("predicted", PREDICTED)
-    for name, config in (("target", plan.sizes.target), ("draft", plan.sizes.draft)):
+    models = (("target", plan.sizes.target, 16), ("target", plan.sizes.target, 8), ("draft", plan.sizes.draft, 16))
+    for name, config, bits in models:
         for rows in _DRY_ROWS if plan.dry_run else _ROWS:
-            if not desk.may_begin(f"{name}: {rows} rows"):
+            if not desk.may_begin(f"{name} in {bits} bits: {rows} rows"):
                 continue
+            about = {"model": name, "bits": bits, "rows": rows}
             layer: dict[str, float] = {"separate_us": 0.0, "one_launch_us": 0.0}
             for unit, size in sizes_of(config).items():
-                found = list(measured(unit, *size, rows, plan.device, clock, bytes_s))
+                found = list(measured(unit, *size, rows, bits, plan.device, clock, bytes_s))
                 for each in found:
-                    desk.append("products", {"model": name, "rows": rows, "unit": unit, **each})
+                    desk.append("products", {**about, "unit": unit, **each})
                 layer["separate_us"] += found[0]["us"]
                 layer["one_launch_us"] += min(each["us"] for each in found if each["way"].endswith("outputs"))
-            desk.append("layers", {"model": name, "rows": rows, **layer})
+            desk.append("layers", {**about, **layer})
 
 
 def sizes_of(config: Config) -> dict[str, tuple[int, int]]:
@@ -67,18 +78,19 @@ def sizes_of(config: Config) -> dict[str, tuple[int, int]]:
 
 @torch.inference_mode()
 def measured(
-    unit: str, outputs: int, inputs: int, rows: int, device: str, clock: KernelClock, bytes_s: float
+    unit: str, outputs: int, inputs: int, rows: int, bits: int, device: str, clock: KernelClock, bytes_s: float
 ) -> Iterator[Json]:
     """Each way, the separate one first. difference: from it, as a share of its largest value."""
     random = torch.Generator(device).manual_seed(rows)
-    weight = torch.randn((outputs, inputs), generator=random, device=device).div_(math.sqrt(inputs)).bfloat16()
+    wide = torch.randn((outputs, inputs), generator=random, device=device).div_(math.sqrt(inputs)).bfloat16()
+    weight: Weight = wide if bits == 16 else quantise_weight(wide)
     x = torch.randn((rows, inputs), generator=random, device=device).bfloat16()
     kind = _KINDS[unit.split(", ")[-1]]
     wanted = kind(x, weight, None)
     ways: dict[str, Callable[[], Tensor]] = {SEPARATE: partial(kind, x, weight, None)}
     ways |= {f"{each} outputs": partial(kind, x, weight, each) for each in STAGES}
-    if device == "cuda":
-        ways |= {f"weights alone, {each}": partial(_library, x, weight, each) for each in _LIBRARY}
+    if device == "cuda" and bits == 16:
+        ways |= {f"weights alone, {each}": partial(_library, x, wide, each) for each in _LIBRARY}
     for name, way in ways.items():
         try:
             us = 1e6 * clock.seconds(way)
@@ -89,32 +101,48 @@ def measured(
         ) as error:  # a size or a device that a library has no kernel for
             yield {"way": name, "us": math.inf, "refused": str(error).splitlines()[0]}
             continue
-        found = {"way": name, "us": round(us, 2), "share_of_copies": round(2e6 * weight.numel() / bytes_s / us, 3)}
+        copied_us = 1e6 * bits / 8 * outputs * inputs / bytes_s
+        found = {"way": name, "us": round(us, 2), "share_of_copies": round(copied_us / us, 3)}
         if name in (SEPARATE, *(f"{each} outputs" for each in STAGES)):
             found["difference"] = round(float((way() - wanted).abs().max() / wanted.abs().max()), 6)
         yield found
 
 
-def _normed(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
-    norm, out = torch.ones(x.shape[1], device=x.device), x.new_empty((len(x), len(weight)))
+def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = None) -> Tensor:
+    """In a launch of its own, or in fp8 in three."""
+    if isinstance(weight, Fp8Rows):
+        return _fp8_products(x.device).linear(x, Fp8Linear(weight=weight, bias=None), out, residual)
+    if residual is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(residual, x, weight.t(), out=out)
+
+
+def _in_one(x: Tensor, weight: Weight, out: Tensor, **options: Any) -> Tensor:
+    if isinstance(weight, Fp8Rows):
+        return few_rows(x, weight.values, out, scales=weight.scales, **options)
+    return few_rows(x, weight, out, **options)
+
+
+def _normed(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
+    norm, out = torch.ones(x.shape[1], device=x.device), x.new_empty((len(x), weight.shape[0]))
     if outputs is not None:
-        return few_rows(x, weight, out, norm=norm, eps=_EPS, outputs=outputs)
-    return torch.mm(rms_norm(x, norm, _EPS, torch.empty_like(x)), weight.t(), out=out)
+        return _in_one(x, weight, out, norm=norm, eps=_EPS, outputs=outputs)
+    return _product(rms_norm(x, norm, _EPS, torch.empty_like(x)), weight, out)
 
 
-def _gated(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
-    out = x.new_empty((len(x), len(weight) // 2))
+def _gated(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
+    out = x.new_empty((len(x), weight.shape[0] // 2))
     if outputs is None:
         return gate(_normed(x, weight, None), out)
     norm = torch.ones(x.shape[1], device=x.device)
-    return few_rows(x, weight, out, norm=norm, eps=_EPS, activation="silu", outputs=outputs)
+    return _in_one(x, weight, out, norm=norm, eps=_EPS, activation="silu", outputs=outputs)
 
 
-def _added(x: Tensor, weight: Tensor, outputs: int | None) -> Tensor:
-    out = x.new_zeros((len(x), len(weight)))
+def _added(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
+    out = x.new_zeros((len(x), weight.shape[0]))
     if outputs is not None:
-        return few_rows(x, weight, out, residual=out, outputs=outputs)
-    return torch.addmm(out, x, weight.t(), out=out)
+        return _in_one(x, weight, out, residual=out, outputs=outputs)
+    return _product(x, weight, out, residual=out)
 
 
 _KINDS = {"qkv": _normed, "gate": _gated, "residual": _added}

@@ -175,7 +175,8 @@ _PIPELINED = {
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
     "_few_rows": [
-        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], **unit, **_DEPENDENT}
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], "SCALED": scaled, **unit, **_DEPENDENT}
+        for scaled in (False, True)
         for unit in (
             {"NORMED": True, "ADDS": False, "ACTIVATION": ""},
             {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
@@ -297,6 +298,7 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     sizes = {each: (SIZES | changed)[each] for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
+    types |= {"weight": "*fp8e4nv"} if name == "_few_rows" and changed["SCALED"] else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
     aligned = _PIPELINED.get(name, ())

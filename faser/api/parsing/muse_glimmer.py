@@ -15,7 +15,7 @@ from typing import ClassVar
 from faser.api.parsing.harmony import MESSAGE, START, Harmony
 from faser.api.parsing.tagged_values import ValueTags
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, openai_call_id
+from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolParser
 
 MUSE_GLIMMER = Harmony(
     reasoning=f" to=self{MESSAGE}",
@@ -36,11 +36,10 @@ _TAGS = ValueTags(
 )
 
 
-class MuseGlimmerParser:
+class MuseGlimmerParser(ToolParser):
     """A message to a function, whose body is a block of one call or more."""
 
     marks: ClassVar[tuple[str, ...]] = (START, " to=")
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = MUSE_GLIMMER.ends
     inner_marks: ClassVar[tuple[str, ...]] = (MESSAGE,)
     tag: ClassVar[CallTag | None] = None
@@ -67,6 +66,3 @@ class MuseGlimmerParser:
         for end in self.ends:
             if (yield from cursor.accept_cut(end)):
                 return
-
-    def new_call_id(self) -> str:
-        return openai_call_id()

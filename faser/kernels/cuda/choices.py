@@ -2,7 +2,7 @@
 
     key       the work: "norm and qkv, 8 rows, 4096 x 6144, bfloat16"
     ways      reference (as today), others: callables that return the result
-    fastest   1. results of the others within a tolerance of the reference's, or they are left out with a warning
+    fastest   1. results of the others within a tolerance of what is expected, or they are left out with a warning
               2. device time of a run with nothing in the caches, in a captured graph, as in a decode step
               3. another way than the reference must be faster by 3 %
 
@@ -59,25 +59,26 @@ class Choices:
         """Return whether anything but references may be chosen."""
         return self._clock is not None
 
-    def fastest(self, key: str, ways: Mapping[str, Way], *, tolerance: float) -> str:
+    def fastest(self, key: str, ways: Mapping[str, Way], *, tolerance: float, expected: Way | None = None) -> str:
         """Return the name of the fastest way, the first of which is the reference.
 
-        key: names the work, its sizes and types. tolerance: how far a result may be from the reference's, as a
-        share of the reference's largest value. An error of the reference is raised; another way's leaves it out.
+        key: names the work, its sizes and types. expected: computes what the other ways must find; None: what the
+        reference does, which may round more than they do. tolerance: how far a result may be from it, as a share
+        of its largest value. An error of the reference is raised; another way's leaves it out.
         """
         reference, *others = ways
         if self._clock is None or not others:
             return reference
         name = f"{key}: {', '.join(ways)}"
         if self._chosen.get(name) not in ways:
-            self._chosen[name] = self._measured(key, ways, tolerance)
+            self._chosen[name] = self._measured(key, ways, tolerance, expected or ways[reference])
             self._write()
         return self._chosen[name]
 
-    def _measured(self, key: str, ways: Mapping[str, Way], tolerance: float) -> str:
+    def _measured(self, key: str, ways: Mapping[str, Way], tolerance: float, wanted: Way) -> str:
         assert self._clock is not None
         reference, *others = ways
-        expected = ways[reference]().clone()
+        expected = wanted().clone()
         timed: dict[str, list[float]] = {reference: []}
         for name in others:
             try:

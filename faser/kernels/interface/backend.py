@@ -35,6 +35,7 @@ from faser.kernels.interface.shapes import (
     Processors,
     RowLayout,
 )
+from faser.types.activation import Activation
 
 
 class Backend(Protocol):
@@ -269,11 +270,8 @@ class Backend(Protocol):
         """
         ...
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
-        """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F].
-
-        activation: silu, gelu_tanh or swigluoai (families/architecture.py).
-        """
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+        """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F]."""
         ...
 
     def experts(

@@ -32,6 +32,7 @@ from faser.kernels.interface.blocks import (
 from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.mixers import StateStep
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.types.activation import Activation
 
 
 class SeparateLayers:
@@ -216,7 +217,7 @@ class SeparateBlocks:
             self._backend.rms_norm(added, norm, eps, hidden, residual=hidden)
 
     def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
     ) -> None:
         """inner = activation(gate) * up, of the product of the normalised rows."""
         gate_up = columns_of(buffers.gate_up, 2 * inner.shape[1])

@@ -11,6 +11,7 @@ from faser.api.parsing.events import Message, ReasoningText, collect
 from faser.api.parsing.harmony import GPT_OSS
 from faser.api.parsing.muse_glimmer import MUSE_GLIMMER
 from faser.api.parsing.registry import TOOL_PARSERS
+from faser.api.parsing.tool_parser import NO_CALLS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -29,7 +30,7 @@ def parsed(
         reasoning=True,
         harmony=GPT_OSS,
         shows_reasoning=shows,
-        tool_parser=TOOL_PARSERS["openai"] if tools else None,
+        tool_parser=TOOL_PARSERS["openai"] if tools else NO_CALLS,
         declared={"now": {}} if tools else {},
     )
     parser = parsing.start(prompt)

@@ -77,6 +77,16 @@ def test_a_way_whose_result_is_wrong_or_missing_is_left_out_and_named(
     assert message.startswith("norm: broken is not used on this device: ")
 
 
+def test_ways_are_compared_with_what_is_expected_where_the_reference_is_less_exact() -> None:
+    """A way near the expected result is taken, one that makes the reference's errors is not."""
+    clock = GivenClock({wrong: 1.0, reference: 0.5, near: 0.9})
+    ways = {"rounded": wrong, "exact": reference}
+    assert Choices(clock).fastest("norm", ways, tolerance=0.01, expected=near) == "exact"
+    clock = GivenClock({reference: 1.0, wrong: 0.5})
+    ways = {"rounded": reference, "same": reference, "other": wrong}
+    assert Choices(clock).fastest("norm", ways, tolerance=0.01, expected=near) == "rounded"
+
+
 def test_a_way_that_writes_where_the_reference_wrote_is_compared_with_what_was_there() -> None:
     held = torch.zeros(2)
 

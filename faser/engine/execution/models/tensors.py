@@ -16,7 +16,7 @@ from faser.engine.checkpoints.families.architecture import (
     MixerSpec,
 )
 from faser.engine.execution.models.mixers import kind, mixer_kind
-from faser.engine.execution.models.mixers.kind import Ints
+from faser.types.arrays import Ints
 
 Shape = kind.Shape
 

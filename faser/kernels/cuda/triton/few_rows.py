@@ -7,6 +7,9 @@ bytes at a time, several steps ahead; the rows, which all programs read again, c
 multiplied and added on CUDA cores in float32, and nothing is rounded before the end. A row's norm needs its sum of
 squares only at the end too, since it scales all sums of the row alike, so weights never wait for it.
 
+Weights in 8 bits are widened in registers, and their scales, one for each output, multiply its sums. The rows are
+not rounded to 8 bits, as they are for tensor cores: results are those of the weights that the codes stand for.
+
 The order of a row's sums follows from the width alone, so its bits do not depend on the other rows, on their
 number, or on how many outputs a program has.
 
@@ -27,6 +30,7 @@ from faser.kernels.cuda.triton.common import (
     jit,
     next_power_of_2,
 )
+from faser.kernels.interface.fp8 import FP8
 
 MOST_ROWS = 8
 # Outputs of a program, and how many steps ahead their weights are read: 32 to 64 KiB.
@@ -59,9 +63,19 @@ def nothing():
 
 
 @jit
+def _halves(tile, OUTPUTS: tl.constexpr, HALVES: tl.constexpr):
+    """Split [OUTPUTS, 8 HALVES _LANES] into HALVES of 8 values of each lane, which lie together; nothing moves."""
+    if HALVES == 2:
+        found = tl.split(tl.permute(tl.reshape(tile, [OUTPUTS, _LANES, 2, 8]), (0, 1, 3, 2)))
+    else:
+        found = (tile,)
+    return found
+
+
+@jit
 def _eighths(values, OUTPUTS: tl.constexpr):
-    """Split [OUTPUTS, 8 _LANES] into 8 of [OUTPUTS, _LANES], each lane's first, second … value; nothing moves."""
-    even, odd = tl.split(tl.reshape(values, [OUTPUTS, _LANES, 2, 2, 2]))
+    """Split OUTPUTS lines of 8 _LANES into 8 of [OUTPUTS, _LANES], each lane's first, second … value, float32."""
+    even, odd = tl.split(tl.reshape(values.to(tl.float32), [OUTPUTS, _LANES, 2, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return tl.split(first) + tl.split(second) + tl.split(third) + tl.split(fourth)
@@ -77,16 +91,16 @@ def _added(sums, weights, row, OUTPUTS: tl.constexpr):
 
 @jit
 def _few_rows(
-    x, stride, weight, norm, bias, residual, residual_stride, out, out_stride, num_rows, size, width, eps,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr,
-    BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x, stride, weight, scales, norm, bias, residual, residual_stride, out, out_stride, num_rows, size, width, eps,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr,
+    BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS outputs of all rows; with ACTIVATION OUTPUTS / 2 of `gate` and as many of `up`.
 
     size: outputs without counting `up`. ROWS: num_rows or more; the last row is computed again.
     """
-    STEP: tl.constexpr = 8 * _LANES
+    HALVES: tl.constexpr = 2 if SCALED else 1  # a lane reads 16 bytes, and computes with 8 values at a time
+    STEP: tl.constexpr = 8 * HALVES * _LANES
     PAIRED: tl.constexpr = ACTIVATION != ""
     NUM: tl.constexpr = OUTPUTS // 2 if PAIRED else OUTPUTS
     output = tl.program_id(0) * NUM + tl.arange(0, NUM)
@@ -110,41 +124,50 @@ def _few_rows(
             up_sums += (tl.zeros((NUM, _LANES), tl.float32),)
         if NORMED:
             squares += (tl.zeros((1, _LANES), tl.float32),)
+    value = tl.arange(0, 8 * _LANES)
     for start in tl.range(0, width, STEP, num_stages=STAGES):
         inside = start + column < width
-        tile = tl.load(place + start, mask=inside[None, :], other=0.0)
-        weights = _eighths(tile.to(tl.float32), NUM)
+        tiles = _halves(tl.load(place + start, mask=inside[None, :], other=0.0), NUM, HALVES)
         if PAIRED:
-            up_tile = tl.load(up_place + start, mask=inside[None, :], other=0.0)
-            up_weights = _eighths(up_tile.to(tl.float32), NUM)
-        if NORMED:
-            factors = _eighths(tl.load(norm + start + column, mask=inside, other=0.0).to(tl.float32)[None, :], 1)
-        next_sums, next_up_sums, next_squares = nothing(), nothing(), nothing()
-        for number in tl.static_range(ROWS):
-            source = x + tl.minimum(number, num_rows - 1).to(tl.int64) * stride + start + column
-            row = _eighths(tl.load(source, mask=inside, other=0.0).to(tl.float32)[None, :], 1)
-            if NORMED:
-                next_squares += (_added(squares[number], row, row, 1),)
-                scaled = nothing()
-                for each in tl.static_range(8):
-                    scaled += (row[each] * factors[each],)
-                row = scaled
-            next_sums += (_added(sums[number], weights, row, NUM),)
+            up_tiles = _halves(tl.load(up_place + start, mask=inside[None, :], other=0.0), NUM, HALVES)
+        for half in tl.static_range(HALVES):
+            at = start + (value if HALVES == 1 else value // 8 * 16 + half * 8 + value % 8)
+            inside = at < width
+            weights = _eighths(tiles[half], NUM)
             if PAIRED:
-                next_up_sums += (_added(up_sums[number], up_weights, row, NUM),)
-        sums, up_sums, squares = next_sums, next_up_sums, next_squares
+                up_weights = _eighths(up_tiles[half], NUM)
+            if NORMED:
+                factors = _eighths(tl.load(norm + at, mask=inside, other=0.0), 1)
+            next_sums, next_up_sums, next_squares = nothing(), nothing(), nothing()
+            for number in tl.static_range(ROWS):
+                source = x + tl.minimum(number, num_rows - 1).to(tl.int64) * stride + at
+                row = _eighths(tl.load(source, mask=inside, other=0.0), 1)
+                if NORMED:
+                    next_squares += (_added(squares[number], row, row, 1),)
+                    scaled = nothing()
+                    for each in tl.static_range(8):
+                        scaled += (row[each] * factors[each],)
+                    row = scaled
+                next_sums += (_added(sums[number], weights, row, NUM),)
+                if PAIRED:
+                    next_up_sums += (_added(up_sums[number], up_weights, row, NUM),)
+            sums, up_sums, squares = next_sums, next_up_sums, next_squares
     stored = output < size
     for number in tl.static_range(ROWS):
         found = tl.sum(sums[number], 1)
         if NORMED:
             factor = 1.0 / tl.sqrt(tl.sum(squares[number]) / width + eps)
             found *= factor
+        if SCALED:
+            found *= tl.load(scales + line)
         if BIASED:
             found += tl.load(bias + line).to(tl.float32)
         if PAIRED:
             up = tl.sum(up_sums[number], 1)
             if NORMED:
                 up *= factor
+            if SCALED:
+                up *= tl.load(scales + size + line)
             if BIASED:
                 up += tl.load(bias + size + line).to(tl.float32)
             found = activated(found, up, ACTIVATION)
@@ -159,6 +182,7 @@ def few_rows(
     weight: Tensor,
     out: Tensor,
     *,
+    scales: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
     bias: Tensor | None = None,
@@ -166,11 +190,11 @@ def few_rows(
     activation: str = "",
     outputs: int = 16,
 ) -> Tensor:
-    """out = (rms_norm(x) or x) @ weight.T (+ bias), gated if there is an activation (+ residual).
+    """out = (rms_norm(x) or x) @ weight.T (* scales) (+ bias), gated if there is an activation (+ residual).
 
-    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x. norm: [K]. bias: [N]. activation: one of
-    ACTIVATIONS; then weight has gate and up, and out N / 2 columns. out: [R, N] of any type, each row contiguous;
-    it may be the residual. outputs: of a program, a key of STAGES.
+    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x, or float8_e4m3fn with scales [N] float32.
+    norm: [K]. bias: [N]. activation: one of ACTIVATIONS; then weight has gate and up, and out N / 2 columns.
+    out: [R, N] of any type, each row contiguous; it may be the residual. outputs: of a program, a key of STAGES.
     Returns out. Raises EngineError that names the tensor that does not fit.
     """
     rows, width = x.shape
@@ -178,7 +202,9 @@ def few_rows(
     assert 0 < rows <= MOST_ROWS, rows
     assert not activation or activation in ACTIVATIONS, activation
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
-    expect("weight", weight, (len(weight), width), x.dtype, like=x)
+    expect("weight", weight, (len(weight), width), x.dtype if scales is None else FP8, like=x)
+    if scales is not None:
+        expect("scales", scales, (len(weight),), torch.float32, like=x)
     expect_lines("out", out, (rows, size), *_TYPES, like=x)
     if residual is not None:
         expect_lines("residual", residual, (rows, size), out.dtype, like=x)
@@ -190,10 +216,10 @@ def few_rows(
             expect(name, each, (length,), *_TYPES, like=x)
     added = out if residual is None else residual
     _few_rows[(-(-size // (outputs // 2 if activation else outputs)),)](
-        x, x.stride(0), weight, x if norm is None else norm,
+        x, x.stride(0), weight, x if scales is None else scales, x if norm is None else norm,
         x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows, size, width, eps,
         ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs], NORMED=norm is not None,
-        BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
+        SCALED=scales is not None, BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
         DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x), **EXACT,
     )  # fmt: skip
     return out

@@ -105,11 +105,7 @@ class Fp8Blocks:
         buffers: BlockBuffers,
     ) -> None:
         products = self._products
-        if (
-            isinstance(block, MixedFeedForward)
-            or not block.is_usual
-            or not all(isinstance(each, Fp8Linear) for each in block.products)
-        ):
+        if isinstance(block, MixedFeedForward) or not joins(block):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         attended = products.sums(products.quantise(mixed), block.attention_out)
@@ -129,6 +125,12 @@ class Fp8Blocks:
         rows: Fp8Rows = quantised_rows(len(hidden), hidden.shape[1], hidden.device)
         self._add_norm(before, hidden, product.norm, product.eps, rows.values, rows.scales)
         return self._products.sums(rows, product.linear)
+
+
+def joins(block: FeedForward | MixedFeedForward) -> bool:
+    """Return whether Fp8Blocks computes this block in fewer launches than its operations by themselves."""
+    is_usual = isinstance(block, FeedForward) and block.is_usual
+    return is_usual and all(isinstance(each, Fp8Linear) for each in block.products)
 
 
 def quantised_rows(count: int, width: int, device: torch.device) -> Fp8Rows:

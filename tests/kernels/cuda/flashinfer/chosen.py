@@ -24,10 +24,18 @@ class Chosen(Choices):
     def can_measure(self) -> bool:
         return True
 
-    def fastest(self, key: str, ways: Mapping[str, Callable[[], Tensor]], *, tolerance: float) -> str:
+    def fastest(
+        self,
+        key: str,
+        ways: Mapping[str, Callable[[], Tensor]],
+        *,
+        tolerance: float,
+        expected: Callable[[], Tensor] | None = None,
+    ) -> str:
         self.keys.append(key)
         if key.startswith(self._computes):
             wanted, *others = (way().float() for way in ways.values())
+            wanted = wanted if expected is None else expected().float()
             for each in others:
                 assert_close(each, wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
         return next(each for each in self.ways if each in ways)

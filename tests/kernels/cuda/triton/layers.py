@@ -10,7 +10,7 @@ from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
-from faser.kernels.interface.fp8 import Fp8Products, Fp8Rows, quantise_weight
+from faser.kernels.interface.fp8 import Fp8Linear, Fp8Products, Fp8Rows, quantise_weight
 from faser.kernels.interface.shapes import PackedLinear
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -83,3 +83,28 @@ class Layer:
         buffers = BlockBuffers(normed=normed, gate_up=normed, inner=normed)
         out = torch.empty(rows, QKV, dtype=out_dtype, device=DEVICE)
         return blocks.normed_linear(hidden, self.following, out, buffers)
+
+    def in_float64(self, rows: int) -> Outcome:
+        """What run computes, and the product that follows, by the weights that any codes stand for."""
+        hidden = random(rows, HIDDEN, seed=4).to(self._dtype).double()
+        mixed = random(rows, HEADS, seed=5).to(self._dtype).double()
+        block = self.feed_forward
+        hidden += _product(mixed, block.attention_out)
+        gate, up = _normed(hidden, block.gate_up).chunk(2, -1)
+        hidden += _product(torch.nn.functional.silu(gate) * up, block.down)
+        return hidden, _normed(hidden, self.following)
+
+    def first_in_float64(self, rows: int) -> Tensor:
+        return _normed(random(rows, HIDDEN, seed=4).to(self._dtype).double(), self.following)
+
+
+def _product(x: Tensor, packed: PackedLinear) -> Tensor:
+    is_quantised = isinstance(packed, Fp8Linear)
+    weight: Tensor = packed.weight.dequantised() if is_quantised else packed.weight
+    product = x @ weight.double().T
+    return product if packed.bias is None else product + packed.bias.double()
+
+
+def _normed(x: Tensor, product: NormedLinear) -> Tensor:
+    normed = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * product.norm.double()
+    return _product(normed, product.linear)
