@@ -296,8 +296,8 @@ class AnswerParsing:
 
     reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
     neither they nor the prompt have its mark. harmony: the dialect of answers in that format. shows_reasoning: the
-    client wants to see it. tool_parser: NO_CALLS where they are not looked for. declared: schemas of parameters of
-    each function that may be called. parallel: more than one call.
+    client wants to see it. tool_parser: NO_CALLS where they are not looked for. declared: the parameters' schema
+    of each function that may be called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer

@@ -212,7 +212,6 @@ class OpenAiParser(ToolParser):
     """
 
     marks: ClassVar[tuple[str, ...]] = (CHANNEL, START)
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = GPT_OSS.ends
     inner_marks: ClassVar[tuple[str, ...]] = (CONSTRAIN, MESSAGE)
     tag: ClassVar[CallTag | None] = CallTag(

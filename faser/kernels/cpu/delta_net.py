@@ -48,7 +48,7 @@ class NativeStates:
         for each in self.layers:
             if isinstance(each, LayerStates):
                 found.append((each.state, each.inputs))
-            elif each is not None:
+            elif each:
                 found.append((each["state"], each["inputs"]))
         return found
 

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.kernels.interface.shapes import RowLayout
+from faser.optional import present
 
 CHUNK = 16  # tokens
 NUMBERS = 6  # of each sequence, in StateStep.numbers
@@ -231,7 +232,7 @@ class TorchStates:
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
         """See KeptStates."""
-        return [(each.state, each.inputs) for each in self.layers if each is not None]
+        return [(each.state, each.inputs) for each in present(self.layers)]
 
 
 def convolved(x: Tensor, weights: Tensor, kept: Tensor, start: int) -> Tensor:

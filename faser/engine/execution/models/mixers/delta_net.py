@@ -4,8 +4,9 @@ import numpy as np
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.families.qwen3_5 import DeltaNetSpec
-from faser.engine.execution.models.mixers.kind import Ints, MixerKind, MixerPacker, MixerWeights, Shape
+from faser.engine.execution.models.mixers.kind import MixerKind, MixerPacker, MixerWeights, Shape
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
+from faser.types.arrays import Ints
 
 
 def _shape(net: DeltaNetSpec, _decoder: DecoderSpec) -> DeltaShape:

@@ -8,16 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec, MixerSpec
 from faser.kernels.interface.mixers import Mixer, MixerShape
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.arrays import Ints
 
 Shape = tuple[int, ...]
-Ints = NDArray[np.int64]
 Spec = TypeVar("Spec", bound=MixerSpec)
 
 
