@@ -15,7 +15,7 @@ from typing import ClassVar
 from faser.api.parsing.harmony import MESSAGE, START, Harmony
 from faser.api.parsing.tagged_values import ValueTags
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolParser
+from faser.api.parsing.tool_parser import CallWriter, NotACall, ToolParser
 
 MUSE_GLIMMER = Harmony(
     reasoning=f" to=self{MESSAGE}",
