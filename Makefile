@@ -80,7 +80,7 @@ page-tests: $(TEST_READY)
 
 # Without what it depends on: several GB that only a GPU has a use for.
 flashinfer: $(TEST_READY)
-	@echo "installing FlashInfer, 560 MB"
+	@echo "installing FlashInfer, 850 MB"
 	@$(PIP) --no-deps flashinfer-python apache-tvm-ffi nvidia-ml-py
 
 deploy-tools: $(TEST_READY)

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
+from faser.optional import given
+
 FRONT_END, ENGINE = "front-end", "engine"
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -111,10 +113,8 @@ class JsonLines(logging.Formatter):
             "process": self._process,
         }
         fields = bound()
-        for name in _OF_A_REQUEST:
-            value = record.__dict__.get(name) or fields.get(name)
-            if value is not None:
-                line[name] = str(value)
+        of_request = given({name: record.__dict__.get(name) or fields.get(name) for name in _OF_A_REQUEST})
+        line |= {name: str(value) for name, value in of_request.items()}
         if record.name == _ACCESS and isinstance(record.args, tuple) and len(record.args) == len(_ACCESS_FIELDS):
             line.update(zip(_ACCESS_FIELDS, record.args, strict=True))
         if record.exc_info:

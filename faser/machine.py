@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from faser.optional import present
+
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _DEV = Path("/dev")
@@ -26,7 +28,7 @@ def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
     A quota is rounded down, but not below 1: with 2.5 cores, 2 threads are never throttled and 3 are.
     """
     cores = len(os.sched_getaffinity(0))
-    quotas = [quota for folder in _cgroups(cgroup_root, proc, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    quotas = present(map(_cpu_quota, _cgroups(cgroup_root, proc, "cpu")))
     return max(1, min([cores, *(int(quota) for quota in quotas)]))
 
 

@@ -26,6 +26,7 @@ from faser.engine.checkpoints.source import resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import RequestError
+from faser.optional import maybe
 from faser.sampling_params import SamplingParams
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, SpeculationSummary
 from faser.types.engine import ModelInfo
@@ -310,10 +311,11 @@ class LLM:
             prompt_token_ids=prompt,
             outputs=outputs,
             num_cached_tokens=num_cached_tokens,
-            prompt_logprobs=None
-            if prompt_logprobs is None
-            else [None if each is None else _by_token(each, self.tokenizer) for each in prompt_logprobs],
+            prompt_logprobs=maybe(self._by_tokens, prompt_logprobs),
         )
+
+    def _by_tokens(self, positions: Sequence[PositionLogprobs | None]) -> list[dict[int, Logprob] | None]:
+        return [maybe(lambda each: _by_token(each, self.tokenizer), position) for position in positions]
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.api.server import until
+from tests.waiting import PATIENCE_S, until
 
 PATH = "/v1/traces"
 ERROR = 2  # Status.STATUS_CODE_ERROR
@@ -44,9 +44,9 @@ class Collector:
         self.status = 200
         self.url = ""
 
-    def roots(self, count: int = 1, timeout_s: float = 5.0) -> list[ReceivedSpan]:
+    def roots(self, count: int = 1) -> list[ReceivedSpan]:
         """The spans of requests, once there are so many of them, in the order of their ends."""
-        until(lambda: len(self._roots()) >= count, timeout_s)
+        until(lambda: len(self._roots()) >= count)
         found = self._roots()
         assert len(found) == count, [span.name for span in found]
         return found
@@ -122,4 +122,4 @@ def collecting(port: int = 0) -> Iterator[Collector]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(PATIENCE_S)

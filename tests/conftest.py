@@ -26,9 +26,9 @@ settings.load_profile("seeded")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Engines measure step times for half a second, also in programs that tests start: next to other tests no time is
+# Engines measure step times for a moment only, also in programs that tests start: next to other tests no time is
 # kept anyway.
-os.environ.setdefault("FASER_STEP_TIMES_SECONDS", "0.5")
+os.environ.setdefault("FASER_STEP_TIMES_SECONDS", "0.1")
 
 # Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
 if not torch.cuda.is_available():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints, table_of
+from faser.engine.contract.drafts import Drafts, table_of
 from faser.engine.contract.plan import (
     PLACEHOLDER,
     DrafterCheck,
@@ -22,6 +22,7 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.types.answer import PositionLogprobs, SequenceError
+from faser.types.arrays import Ints
 
 VOCAB_SIZE = 50
 

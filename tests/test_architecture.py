@@ -22,7 +22,7 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "observer", "machine", "files", "processes", "child", "logs")
+    VALUES = ("types", "errors", "observer", "machine", "files", "processes", "child", "logs", "memo", "optional")
     CONFIG = ("config",)
     METRICS = ("metrics",)
     TRACING = ("tracing", "tracing_sdk")

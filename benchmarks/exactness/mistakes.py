@@ -28,7 +28,7 @@ from faser.engine.execution.sampling.rejection import (
 )
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import Ints
+from faser.types.arrays import Ints
 
 LOW = 0.3  # a probability that a rule calls low
 STAIRS = (1.0, 1.8, 1.85, 1.9)  # cost of a step by γ: once the edge is crossed, more tokens cost next to nothing

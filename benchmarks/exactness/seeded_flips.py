@@ -31,23 +31,23 @@ from benchmarks.kernels.low_bit_quality import log_probabilities, paged_model, s
 from benchmarks.runner import about, command_line, write_json
 from faser.kernels.interface.sampling import RACE_BLOCK
 
-Reals = NDArray[np.float64]
+Floats = NDArray[np.float64]
 NOISE = (1e-6, 1e-5, 3e-5)
 SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.8, 1.0), (0.8, 0.95))  # temperature, top_p
 
 
-def final_probs(logits: Reals, temperature: float, top_p: float) -> Reals:
+def final_probs(logits: Floats, temperature: float, top_p: float) -> Floats:
     """Return the probabilities [V] after temperature and top_p."""
     weights = np.exp((logits - logits.max()) / temperature)
     if top_p < 1:
         order = np.argsort(-weights, kind="stable")
         sums = weights[order].cumsum()
         weights[order[1 + int(np.searchsorted(sums, top_p * sums[-1])) :]] = 0.0
-    found: Reals = weights / weights.sum()
+    found: Floats = weights / weights.sum()
     return found
 
 
-def same_by_running_sum(probs: Reals, others: Reals, *, by_likelihood: bool = False) -> float:
+def same_by_running_sum(probs: Floats, others: Floats, *, by_likelihood: bool = False) -> float:
     """Probability that one number in [0, 1) falls into the same token of both."""
     starts, ends = [], []
     for each in (probs, others):
@@ -59,7 +59,7 @@ def same_by_running_sum(probs: Reals, others: Reals, *, by_likelihood: bool = Fa
     return float(np.maximum(np.minimum(*ends) - np.maximum(*starts), 0.0).sum())
 
 
-def same_by_race(probs: Reals, others: Reals) -> Reals:
+def same_by_race(probs: Floats, others: Floats) -> Floats:
     """Return the probability [N] that this one wins both races, run with the same exponential numbers.
 
     Of n with ratios r = others / probs: 1 / Σ_j max(probs_j / probs_n, others_j / others_n).
@@ -76,14 +76,14 @@ def same_by_race(probs: Reals, others: Reals) -> Reals:
     return found
 
 
-def same_by_blocks(probs: Reals, others: Reals) -> float:
+def same_by_blocks(probs: Floats, others: Floats) -> float:
     """Probability that the same block wins, and in it the same token."""
     one, other = (np.pad(each, (0, -len(each) % RACE_BLOCK)).reshape(-1, RACE_BLOCK) for each in (probs, others))
     blocks = same_by_race(one.sum(1), other.sum(1))
     return float(sum(blocks[i] * same_by_race(one[i], other[i]).sum() for i in np.flatnonzero(blocks > 1e-15)))
 
 
-SAME: dict[str, Callable[[Reals, Reals], float]] = {
+SAME: dict[str, Callable[[Floats, Floats], float]] = {
     "vocabulary": same_by_running_sum,
     "likelihood": lambda probs, others: same_by_running_sum(probs, others, by_likelihood=True),
     "gumbel": lambda probs, others: float(same_by_race(probs, others).sum()),
@@ -123,7 +123,7 @@ def main() -> None:
     write_json(options.out, result, show=True)
 
 
-def _logits(options: argparse.Namespace) -> tuple[Reals, Reals]:
+def _logits(options: argparse.Namespace) -> tuple[Floats, Floats]:
     """Logits of the model and of its weights in 4 bits, [N, V] each."""
     model = options.model or model_directory(None) / "model.gguf"
     texts = list(windows(model, options.windows, 256))

@@ -1,8 +1,8 @@
 """Checks and measures FASER on a CUDA device, in runs of a few minutes.
 
     python -m benchmarks.gpu run OUT --run a --archive FILE.tar.gz
-    python -m benchmarks.gpu run OUT [--phases checks,plain] [--smollm2 DIR] [--trace CSV] [--vllm DIR] [--dry-run]
-    python -m benchmarks.gpu merge ARCHIVE... -o FOLDER
+    python -m benchmarks.gpu run OUT [--phases checks,plain] [--vllm DIR] [--dry-run]
+    python -m benchmarks.gpu report OUT|ARCHIVE... -o FOLDER [--picture SVG]
 
 See benchmarks/gpu/README.md.
 """
@@ -28,9 +28,10 @@ from benchmarks.gpu.phases import (
     run_here,
     with_work,
 )
+from benchmarks.gpu.picture import picture
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Folder, Record
-from benchmarks.gpu.report import page, summary
+from benchmarks.gpu.report import page, predictions, summary
 from benchmarks.runner import command_line
 from faser.files import write_atomically
 
@@ -39,8 +40,8 @@ def main(arguments: list[str]) -> int:
     """1 if a phase failed or was skipped, or a check did not hold or was not made."""
     asked = parser().parse_args(arguments)
     try:
-        if asked.command == "merge":
-            return _merge(asked)
+        if asked.command == "report":
+            return _report(asked)
         return _run(asked, arguments)
     except ValueError as error:
         sys.exit(str(error))
@@ -104,10 +105,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
     return Plan(
         out=asked.out,
         dry_run=asked.dry_run,
-        smollm2=asked.smollm2,
-        prompts=asked.prompts,
         vllm=asked.vllm,
-        trace=asked.trace,
         commit=asked.commit,
     )
 
@@ -136,10 +134,23 @@ def _keep(folder: Folder, phases: tuple[Phase, ...], archive: Path | None) -> No
             _say(str(error))
 
 
-def _merge(asked: argparse.Namespace) -> int:
-    """Raises ValueError for archives that do not belong together."""
-    for record in merge(asked.archives, asked.out, dry_run=asked.dry_run):
+def _report(asked: argparse.Namespace) -> int:
+    """Raises ValueError for results that do not belong together."""
+    records = merge(asked.sources, asked.out, dry_run=asked.dry_run)
+    for record in records:
         print(f"{record.phase}: {record.state}, {record.seconds:.0f} s")
+    judged = predictions({record.phase: record.result for record in records})
+    for row in judged:
+        if row[""]:
+            print(
+                f"MISSED: {row['phase']}, {row['cell']}: {row['measured']} where {row['predicted']} was predicted"
+            )
+    print(f"{sum(not row[''] for row in judged)} of {len(judged)} predictions held")
+    if asked.picture is not None:
+        drawn = picture(records)
+        if drawn is None:
+            raise ValueError("neither decoding nor policies were measured: there is nothing to draw")
+        asked.picture.write_text(drawn, "utf-8")
     print(json.dumps({"folder": str(asked.out)}))
     return 0
 
@@ -158,19 +169,17 @@ def parser() -> argparse.ArgumentParser:
     add("--phases", default="", help="some of them, by name, with commas between [all]")
     add("--budget-s", type=float, default=480.0, help="seconds after which nothing runs any more [480]")
     add("--archive", type=Path, metavar="FILE", help="pack all results there, at every phase's end [not packed]")
-    add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
-    add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
-    add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")
     add("--vllm", type=Path, metavar="DIR", help="folder to import vLLM from")
     add("--commit", metavar="TEXT", help="of this checkout [what git says]")
     add("--dry-run", action="store_true", help="tiny models on the CPU, to see that everything runs")
     add("--phases-of", help=argparse.SUPPRESS)  # a module with other PHASES, to rehearse how runs end
     add("--only-phase", help=argparse.SUPPRESS)  # of a process that runs one phase for another one
     add("--phase-s", type=float, default=60.0, help=argparse.SUPPRESS)
-    join = commands.add_parser("merge", help="join archives of several runs into a folder of results")
-    join.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
-    join.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER")
-    join.add_argument("--dry-run", action="store_true", help="archives of dry runs are wanted")
+    told = commands.add_parser("report", help="join the results of several runs, and say which predictions missed")
+    told.add_argument("sources", type=Path, nargs="+", metavar="OUT|ARCHIVE")
+    told.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER")
+    told.add_argument("--picture", type=Path, metavar="SVG", help="draw decoding and policies there")
+    told.add_argument("--dry-run", action="store_true", help="results of dry runs are wanted")
     return made
 
 

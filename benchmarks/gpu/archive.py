@@ -10,8 +10,8 @@ latest.
 import io
 import json
 import tarfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.gpu.phases import PHASES
@@ -20,7 +20,7 @@ from benchmarks.gpu.report import page, summary
 from faser.files import replacing, write_atomically
 
 MOST_BYTES = 16 << 20  # of a file that comes back
-_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz", "arrivals/*")
+_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz")
 _MOST_LOG_BYTES = 200_000  # of each log: its end
 
 
@@ -54,67 +54,80 @@ def _add(packed: tarfile.TarFile, path: Path, name: str) -> None:
     packed.addfile(about, io.BytesIO(content))
 
 
-def read_records(archive: Path) -> tuple[Json, dict[str, Record]]:
-    """Read run.json, empty where there is none, and the phases' records by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filed:
+    """A phase's record, and on which device, with which versions and of which commit it was measured."""
 
-    Raises ValueError that names an archive which cannot be read.
+    record: Record
+    about: Json
+
+
+def read_records(source: Path) -> dict[str, Filed]:
+    """Read the phases of an archive, of a run's folder, or of a folder of results that `merge` has written.
+
+    Raises ValueError that names what cannot be read.
     """
-    about: Json = {}
+    run: Json = {}
     records: dict[str, Record] = {}
+    own: dict[str, Json] = {}
     try:
-        with tarfile.open(archive, "r:gz") as packed:
-            for member in packed.getmembers():
-                path, file = Path(member.name), packed.extractfile(member)
-                if file is None or len(path.parts) != 2 or path.suffix != ".json":
-                    continue
-                content = json.load(file)
-                if path.name == "run.json":
-                    about = content
-                elif path.name != "summary.json":
-                    records[path.stem] = record_of(content)
-    except (OSError, EOFError, tarfile.TarError, ValueError, TypeError) as error:
-        raise ValueError(f"{archive} cannot be read: {error}") from error
-    return about, records
+        for name, content in _json_files(source):
+            if name == "run":
+                run = content
+            elif name != "summary":
+                records[name] = record_of(content)
+                own[name] = {each: content[each] for each in ("run", *_ABOUT) if each in content}
+    except (OSError, EOFError, tarfile.TarError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{source} cannot be read: {error}") from error
+    given = records["environment"].result if "environment" in records else {}
+    about = {"run": run, **{each: given[each] for each in _ABOUT if each in given}}
+    return {name: Filed(record=each, about=own[name] or about) for name, each in records.items()}
+
+
+def _json_files(source: Path) -> Iterator[tuple[str, Json]]:
+    """Content by name, without .json, of those that lie directly in it."""
+    if source.is_dir():
+        for path in sorted(source.glob("*.json")):
+            yield path.stem, json.loads(path.read_text("utf-8"))
+        return
+    with tarfile.open(source, "r:gz") as packed:
+        for member in packed.getmembers():
+            path, file = Path(member.name), packed.extractfile(member)
+            if file is not None and len(path.parts) == 2 and path.suffix == ".json":
+                yield path.stem, json.load(file)
 
 
 _ABOUT = ("device", "versions", "commit", "system")
 
 
-def merge(archives: Sequence[Path], out: Path, *, dry_run: bool = False) -> list[Record]:
+def merge(sources: Sequence[Path], out: Path, *, dry_run: bool = False) -> list[Record]:
     """Write PHASE.json, summary.json and report.md. Returns the records, in the phases' order.
 
-    Raises ValueError for an archive that cannot be read, has no results, is a dry run where others were wanted, or
+    Raises ValueError for a source that cannot be read, has no results, is a dry run where others were wanted, or
     comes from another device than the rest.
     """
-    found: dict[str, Record] = {}
-    about: dict[str, Json] = {}
+    found: dict[str, Filed] = {}
     names: set[str] = set()
-    for archive in archives:
-        run, records = read_records(archive)
-        if not records:
-            raise ValueError(f"{archive} holds no results")
-        for record in records.values():
-            if record.dry_run is not dry_run:
-                raise ValueError(f"{archive} is {'a dry run' if record.dry_run else 'a run on a device'}")
-        place = _about(run, records)
-        names.add(str(place.get("device", {}).get("name", "unknown")))
-        if len(names) > 1:
-            raise ValueError(f"{archive} is of another device than the archives before it: {sorted(names)}")
-        for name, record in records.items():
-            if name not in found or _rank(record) > _rank(found[name]):
-                found[name], about[name] = record, place
+    for source in sources:
+        filed = read_records(source)
+        if not filed:
+            raise ValueError(f"{source} holds no results")
+        for name, each in filed.items():
+            if each.record.dry_run is not dry_run:
+                raise ValueError(f"{source} is {'a dry run' if each.record.dry_run else 'a run on a device'}")
+            names.add(str(each.about.get("device", {}).get("name", "unknown")))
+            if len(names) > 1:
+                raise ValueError(f"{source} is of another device than those before it: {sorted(names)}")
+            if name not in found or _rank(each.record) > _rank(found[name].record):
+                found[name] = each
     merged = [found[phase.name] for phase in PHASES if phase.name in found]
+    records = [each.record for each in merged]
     folder = Folder(out, dry_run=dry_run)
-    for record in merged:
-        folder.write(f"{record.phase}.json", {**about[record.phase], **asdict(record)})
-    folder.write("summary.json", summary(merged, dry_run))
-    write_atomically(out / "report.md", page(merged, dry_run))
-    return merged
-
-
-def _about(run: Json, records: dict[str, Record]) -> Json:
-    given = records["environment"].result if "environment" in records else {}
-    return {"run": run, **{name: given[name] for name in _ABOUT if name in given}}
+    for each in merged:
+        folder.write(f"{each.record.phase}.json", {**each.about, **asdict(each.record)})
+    folder.write("summary.json", summary(records, dry_run))
+    write_atomically(out / "report.md", page(records, dry_run))
+    return records
 
 
 def _rank(record: Record) -> tuple[bool, bool, float]:

@@ -42,7 +42,7 @@ class Wanted:
     costs: what steps take; None: measured when it is built, but for dry runs.
     overlap: the setting. partition: what divides the processors between lanes, to be closed when the engine is
     gone; None: the usual one.
-    quantization: the setting. graph_rows: of the steps that are captured; None: the usual ones.
+    quantization, kv_cache_dtype: the settings. graph_rows: of the steps that are captured; None: the usual ones.
     """
 
     target: Path
@@ -59,6 +59,7 @@ class Wanted:
     overlap: str = "off"
     partition: Partition | None = None
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     graph_rows: tuple[int, ...] | None = None
 
 
@@ -162,6 +163,7 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
         "quantization": wanted.quantization,
+        "kv_cache_dtype": wanted.kv_cache_dtype,
         "cudagraph_capture_sizes": wanted.graph_rows,
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error

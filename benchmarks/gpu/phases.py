@@ -38,144 +38,37 @@ class Phase:
     vital: bool = False
 
 
+def _phase(
+    name: str, run: str, share: float, least_s: float, about: str, needs: str | None = None, *, vital: bool = False
+) -> Phase:
+    """Return a phase. run: module and function."""
+    module, _, function = run.partition(":")
+    place = f"{_HERE}.{module}", function
+    return Phase(name=name, run=place, share=share, least_s=least_s, about=about, needs=needs, vital=vital)
+
+
 PHASES = (
-    Phase(
-        name="environment",
-        run=(f"{_HERE}.decoding.environment", "run"),
-        share=0.02,
-        least_s=10.0,
-        vital=True,
-        about="device, versions, copy bandwidth",
+    _phase("environment", "decoding.environment:run", 0.02, 10.0, "device, versions, copy bandwidth", vital=True),
+    _phase("checks", "checks.checks:run", 0.10, 40.0, "against the references"),
+    _phase("plain", "decoding.plain:run", 0.09, 40.0, "decoding without speculation, 8B"),
+    _phase("verify", "decoding.plain:run_verify", 0.05, 30.0, "cost of verification by rows, 8B"),
+    _phase("attention", "decoding.attention:run", 0.03, 20.0, "attention by rows and tiles"),
+    _phase("passes", "decoding.passes:run", 0.09, 60.0, "whole steps each way, and their kernels"),
+    _phase("cycle", "decoding.cycle_gap:run", 0.05, 50.0, "drafting and verifying, and what the device waits"),
+    _phase(
+        "policies", "decoding.policies:run", 0.08, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
-    Phase(
-        name="checks",
-        run=(f"{_HERE}.checks.checks", "run"),
-        share=0.10,
-        least_s=40.0,
-        about="against the references",
-    ),
-    Phase(
-        name="plain",
-        run=(f"{_HERE}.decoding.plain", "run"),
-        share=0.10,
-        least_s=40.0,
-        about="decoding without speculation, 8B",
-    ),
-    Phase(
-        name="verify",
-        run=(f"{_HERE}.decoding.plain", "run_verify"),
-        share=0.05,
-        least_s=30.0,
-        about="cost of verification by rows, 8B",
-    ),
-    Phase(
-        name="draft",
-        run=(f"{_HERE}.decoding.plain", "run_draft"),
-        share=0.03,
-        least_s=25.0,
-        about="passes of the draft model",
-    ),
-    Phase(
-        name="cycle",
-        run=(f"{_HERE}.decoding.policies", "run_cycle"),
-        share=0.03,
-        least_s=35.0,
-        about="drafting and verifying against their floors",
-    ),
-    Phase(
-        name="gap",
-        run=(f"{_HERE}.decoding.cycle_gap", "run"),
-        share=0.04,
-        least_s=50.0,
-        about="what a device waits between a verification and the next draft",
-    ),
-    Phase(
-        name="policies",
-        run=(f"{_HERE}.decoding.policies", "run"),
-        share=0.08,
-        least_s=60.0,
-        about="policies at given acceptance, 8B and its draft model",
-    ),
-    Phase(
-        name="real_text",
-        run=(f"{_HERE}.decoding.real_text", "run"),
-        share=0.06,
-        least_s=60.0,
-        about="policies over text",
-        needs="smollm2",
-    ),
-    Phase(
-        name="overlap",
-        run=(f"{_HERE}.decoding.overlap", "run"),
-        share=0.06,
-        least_s=60.0,
-        about="drafting during verification, by mode",
-    ),
-    Phase(
-        name="arrivals",
-        run=(f"{_HERE}.decoding.real_text", "run_arrivals"),
-        share=0.06,
-        least_s=60.0,
-        about="each part of speculation under a trace",
-        needs="trace",
-    ),
-    Phase(
-        name="vllm",
-        run=(f"{_HERE}.decoding.vllm_arm", "run"),
-        share=0.05,
-        least_s=75.0,
-        about="the same work by vLLM",
-        needs="vllm",
-    ),
-    Phase(
-        name="family_checks",
-        run=(f"{_HERE}.checks.checks", "run_families"),
-        share=0.08,
-        least_s=40.0,
-        about="mixtures, sinks, windows and heads of 256 against the references",
-    ),
-    Phase(
-        name="mixtures",
-        run=(f"{_HERE}.decoding.mixtures", "run"),
-        share=0.08,
-        least_s=40.0,
-        about="steps of mixtures of experts",
-    ),
-    Phase(
-        name="mixture_tiles",
-        run=(f"{_HERE}.decoding.mixture_tiles", "run"),
-        share=0.02,
-        least_s=40.0,
-        about="how products of mixtures are best divided",
-    ),
-    Phase(
-        name="few_rows",
-        run=(f"{_HERE}.decoding.few_rows", "run"),
-        share=0.03,
-        least_s=20.0,
-        about="products of a layer of up to 8 rows in 16 and 8 bits, each way",
-    ),
-    Phase(
-        name="few_row_mixtures",
-        run=(f"{_HERE}.decoding.few_row_mixtures", "run"),
-        share=0.03,
-        least_s=30.0,
-        about="mixtures of up to 8 rows in three launches, and padded steps",
-    ),
-    Phase(
-        name="fp8",
-        run=(f"{_HERE}.decoding.fp8", "run"),
-        share=0.04,
-        least_s=30.0,
-        about="decoding in 8 bits next to 16, 8B",
-    ),
-    Phase(
-        name="heads",
-        run=(f"{_HERE}.decoding.heads", "run"),
-        share=0.04,
-        least_s=60.0,
-        about="passes of an EAGLE-3 head, 8B",
-    ),
+    _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
+    _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),
+    _phase("vllm", "decoding.vllm_arm:run", 0.12, 75.0, "the same work by vLLM", "vllm"),
+    _phase("family_checks", "checks.checks:run_families", 0.07, 40.0, "mixtures, sinks, windows, heads of 256"),
+    _phase("mixtures", "decoding.mixtures:run", 0.06, 40.0, "steps of mixtures of experts"),
+    _phase("few_rows", "decoding.few_rows:run", 0.02, 20.0, "products of up to 8 rows in 16 and 8 bits, each way"),
+    _phase("products", "decoding.products:run", 0.02, 20.0, "products alone, by torch and FlashInfer"),
+    _phase("few_row_mixtures", "decoding.few_row_mixtures:run", 0.03, 30.0, "mixtures of up to 8 rows, each way"),
+    _phase("prompts", "decoding.prompts:run", 0.03, 40.0, "prompts alone, and in pieces beside decoding"),
+    _phase("grammar", "decoding.grammar:run", 0.01, 20.0, "one request with a grammar among others"),
+    _phase("heads", "decoding.heads:run", 0.01, 40.0, "passes of an EAGLE-3 head, 8B"),
 )
 
 
@@ -191,35 +84,47 @@ class Run:
     seconds: Mapping[str, float]
 
 
-# Half an hour on a device in three calls, with their starts and transfers; `d` is of another day.
+# Half an hour on a device in three calls, with their starts and transfers; `d` and `e` are of another day.
 RUNS: Mapping[str, Run] = {
     "a": Run(
         about="whether it is right, and how near to the floor",
         budget_s=480.0,
         seconds={
             "environment": 20.0,
-            "checks": 120.0,
+            "checks": 110.0,
             "verify": 35.0,
-            "draft": 30.0,
-            "cycle": 40.0,
-            "gap": 60.0,
-            "plain": 70.0,
+            "attention": 30.0,
+            "passes": 100.0,
+            "cycle": 60.0,
+            "plain": 60.0,
         },
     ),
     "b": Run(
-        about="products of few rows, policies, a head, and products in 8 bits",
+        about="products of few rows, policies, a head, and a grammar",
         budget_s=480.0,
-        seconds={"environment": 15.0, "few_rows": 60.0, "policies": 250.0, "heads": 45.0, "fp8": 50.0},
+        seconds={
+            "environment": 15.0,
+            "few_rows": 45.0,
+            "products": 25.0,
+            "grammar": 25.0,
+            "heads": 45.0,
+            "policies": 240.0,
+        },
     ),
     "c": Run(
-        about="mixtures, and whether drafting during verification can pay",
+        about="whether drafting during verification can pay, prompts, and checks of mixtures",
         budget_s=480.0,
-        seconds={"environment": 15.0, "few_row_mixtures": 60.0, "family_checks": 100.0, "overlap": 180.0},
+        seconds={"environment": 15.0, "lanes": 40.0, "overlap": 150.0, "prompts": 70.0, "family_checks": 100.0},
     ),
     "d": Run(
-        about="vLLM and then FASER, and steps of mixtures",
+        about="vLLM and then FASER",
         budget_s=480.0,
-        seconds={"environment": 15.0, "vllm": 240.0, "mixtures": 100.0},
+        seconds={"environment": 15.0, "vllm": 240.0, "plain": 60.0},
+    ),
+    "e": Run(
+        about="mixtures",
+        budget_s=480.0,
+        seconds={"environment": 15.0, "few_row_mixtures": 60.0, "family_checks": 100.0, "mixtures": 100.0},
     ),
 }
 

@@ -1,65 +1,54 @@
-"""Draws a merged run: FASER next to vLLM without drafts, and the policies at given acceptance.
+"""Picture of a run: decoding without drafts, next to vLLM where that ran, and the policies at given acceptance.
 
-    python -m benchmarks.gpu.picture benchmarks/results/h200 docs/images/gpu-h200.svg
-
-FOLDER has vllm.json and policies.json, as `python -m benchmarks.gpu merge` writes them. Rates of the first panel
-are those of one sequence, so that one axis has room for all numbers of sequences.
+Rates of the first panel are those of one sequence, so that one axis has room for all numbers of sequences.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.gpu.record import Json
-from benchmarks.runner import command_line
+from benchmarks.gpu.record import Json, Record
 from benchmarks.spec_bench.chart import Points, line_chart, stacked
 
 _AT = "sequences at a time"
 
 
-def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("picture", type=Path)
-    asked = parser.parse_args()
-    asked.picture.write_text(picture(asked.folder), "utf-8")
-
-
-def picture(folder: Path) -> str:
-    """SVG of two panels.
-
-    Raises OSError where a file of the folder is missing, ValueError where one has no rows.
-    """
-    peers, policies = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("vllm", "policies"))
-    device = peers["device"]["name"]
+def picture(records: Sequence[Record]) -> str | None:
+    """SVG of decoding without drafts and of policies, as far as they were measured; None: neither was."""
+    found = {record.phase: record.result for record in records}
+    device = (found.get("environment", {}).get("device") or {}).get("name")
+    peers = [row for row in found.get("vllm", {}).get("rows", []) if row["configuration"] == "plain"]
+    beside = "; vLLM without torch.compile" if peers else ""
+    rates = _beside_vllm(peers) if peers else _alone(found.get("plain", {}).get("target", []))
+    lines = policy_lines(found.get("policies", {}).get("rows", []))
     panels = [
-        line_chart(
-            f"{device}: 8B without drafts; vLLM without torch.compile",
-            _AT,
-            "tokens/s of a sequence",
-            _rates(peers),
-            doubling=True,
-        ),
+        line_chart(f"{device}: 8B without drafts{beside}", _AT, "tokens/s of a sequence", rates, doubling=True),
         line_chart(
             f"{device}: policies by acceptance, 8B with a 0.6B draft model",
             _AT,
             "times the tokens/s of off",
-            policy_lines(policies["result"]["rows"]),
+            lines,
             doubling=True,
         ),
     ]
     drawn = [panel for panel in panels if panel is not None]
-    if len(drawn) < len(panels):
-        raise ValueError(f"{folder} has no rows for one of the panels")
-    return stacked(drawn)
+    return stacked(drawn) if drawn else None
 
 
-def _rates(peers: Json) -> dict[str, Points]:
-    rows = [row for row in peers["result"]["rows"] if row["configuration"] == "plain"]
+def _beside_vllm(rows: Sequence[Json]) -> dict[str, Points]:
     names = {"vllm": "vLLM", "faser": "FASER"}
     return {
-        shown: sorted((row["sequences"], row[name] / row["sequences"]) for row in rows)
+        shown: sorted((row["sequences"], row[name] / row["sequences"]) for row in rows if name in row)
         for name, shown in names.items()
+    }
+
+
+def _alone(rows: Sequence[Json]) -> dict[str, Points]:
+    return {
+        row["sampling"]: sorted(
+            (each["sequences"], each["tokens_per_s"] / each["sequences"])
+            for each in rows
+            if each["sampling"] == row["sampling"]
+        )
+        for row in rows
     }
 
 
@@ -79,7 +68,3 @@ def policy_lines(rows: Sequence[Json]) -> Mapping[str, Points]:
     for (acceptance, policy), line in sorted(found.items(), key=lambda each: (-each[0][0], each[0][1])):
         lines[f"{policy}, {acceptance:g}"] = sorted(line.items())
     return lines
-
-
-if __name__ == "__main__":
-    main()

@@ -34,12 +34,13 @@ class Sizes:
     batches: sequences at a time, descending, of plain decoding; policy_batches, verify_batches: ascending;
     vllm_batches, overlap_batches: the most telling first. caps: fixed draft lengths; cap: longest of the policies.
     window_s: of one policy's turn. compared: answers whose tokens are compared, answer_tokens each. vocab,
-    choice_rows, exact_rows, cases: of checks of tokens; own_tests: files. grown: (hidden, inner, KV heads).
+    choice_rows, exact_rows, cases: of checks of tokens; own_tests: files.
     overlap_drafts: models to draft ahead with, by name; overlap_context: tokens of their prompts; chunks: fixed
-    lengths of their drafts. partitions: of phase overlap. arrival_s: in which the requests of a run come, at most.
+    lengths of their drafts. partitions: of phase overlap.
     mixtures: timed, whole; families: checked, family_seeds models of each, with answers of answering and
-    expert_rows rows of each mixture; family_tests: files. mixture_…, fp8_batches: as those of the 8B.
-    tile_rows: the most telling first; tile_layers: with weights of their own; bits_rows: whose bits are compared.
+    expert_rows rows of each mixture; family_tests: files. mixture_…: as those of the 8B. pass_batches:
+    of whole steps, each way. prompt_lengths: of single prompts; beside_prompt: of one that joins `beside` others,
+    in steps of chunk_rows. lane_…: processors of a lane of its own, sequences and contexts of passes there.
     """
 
     target: Config
@@ -66,7 +67,6 @@ class Sizes:
     choice_rows: int
     cases: tuple[str, ...]
     exact_rows: int
-    grown: tuple[int, int, int]
     copy_bytes: int
     own_tests: tuple[str, ...]
     overlap_drafts: tuple[tuple[str, Config], ...]
@@ -75,7 +75,6 @@ class Sizes:
     overlap_acceptances: tuple[float, ...]
     chunks: tuple[int, ...]
     partitions: tuple[str, ...]
-    arrival_s: float
     mixtures: tuple[Config, ...]
     families: tuple[Config, ...]
     family_seeds: int
@@ -85,10 +84,15 @@ class Sizes:
     mixture_batches: tuple[int, ...]
     mixture_verify_batches: tuple[int, ...]
     mixture_verify_rows: tuple[int, ...]
-    fp8_batches: tuple[int, ...]
-    tile_rows: tuple[int, ...]
-    tile_layers: int
-    bits_rows: int
+    pass_batches: tuple[int, ...]
+    attention_batches: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    chunk_rows: tuple[int, ...]
+    beside: int
+    beside_prompt: int
+    lane_counts: tuple[int, ...]
+    lane_batches: tuple[int, ...]
+    lane_contexts: tuple[int, ...]
 
 
 ON_DEVICE = Sizes(
@@ -117,7 +121,6 @@ ON_DEVICE = Sizes(
     choice_rows=12,
     cases=("greedy", "T 1", "T 0.8, top_k", "T 0.8, top_p", "T 0.8, min_p", "all"),
     exact_rows=4096,
-    grown=(4096, 14336, 16),
     copy_bytes=4 << 30,
     own_tests=(
         "tests/kernels/cuda/triton/test_rope_append.py",
@@ -132,7 +135,6 @@ ON_DEVICE = Sizes(
     overlap_acceptances=(0.9,),
     chunks=(3,),
     partitions=("sm", "streams"),
-    arrival_s=20.0,
     mixtures=(QWEN3_30B_A3B, GPT_OSS_20B),
     families=CHECKED,
     family_seeds=4,
@@ -148,10 +150,15 @@ ON_DEVICE = Sizes(
     mixture_batches=(1, 8, 32, 128),
     mixture_verify_batches=(1, 8, 32),
     mixture_verify_rows=(1, 2, 4, 8),
-    fp8_batches=(1, 8, 32, 128),
-    tile_rows=(1, 128, 256, 32, 8, 4, 64, 16, 2, 2048),
-    tile_layers=8,
-    bits_rows=256,
+    pass_batches=(1, 2, 4, 8, 32, 128),
+    attention_batches=(1, 32, 64, 128),
+    prompt_lengths=(512, 2048, 8192, 32768),
+    chunk_rows=(2048, 8192),
+    beside=32,
+    beside_prompt=8192,
+    lane_counts=(12, 20, 36, 44, 60, 84),
+    lane_batches=(1, 16, 64),
+    lane_contexts=(64, 1024),
 )
 ON_CPU = Sizes(
     target=TINY_TARGET,
@@ -178,7 +185,6 @@ ON_CPU = Sizes(
     choice_rows=4,
     cases=("greedy", "T 1", "T 0.8, min_p"),  # cuts take seconds each in the interpreter
     exact_rows=16,
-    grown=(96, 192, 3),
     copy_bytes=1 << 20,
     own_tests=("tests/kernels/cuda/triton/sampling/test_noise.py",),
     overlap_drafts=(("tiny", TINY_DRAFT),),
@@ -187,7 +193,6 @@ ON_CPU = Sizes(
     overlap_acceptances=(0.9, 0.6),
     chunks=(1,),
     partitions=("cores",),
-    arrival_s=0.3,
     mixtures=(TINY_QWEN3_MOE, TINY_GPT_OSS),
     families=(TINY_QWEN3_MOE, TINY_GPT_OSS, TINY_GEMMA2),
     family_seeds=2,
@@ -197,10 +202,15 @@ ON_CPU = Sizes(
     mixture_batches=(1, 2),
     mixture_verify_batches=(1, 2),
     mixture_verify_rows=(1, 3),
-    fp8_batches=(1, 2),
-    tile_rows=(1, 9),
-    tile_layers=1,
-    bits_rows=9,
+    pass_batches=(1, 2),
+    attention_batches=(2,),
+    prompt_lengths=(16, 200),
+    chunk_rows=(16,),
+    beside=2,
+    beside_prompt=64,
+    lane_counts=(1,),
+    lane_batches=(1, 2),
+    lane_contexts=(16, 64),
 )
 
 
@@ -238,17 +248,13 @@ def _largest_draft(sizes: Sizes) -> Config:
 class Plan:
     """One run. models: folder for the directories of the models that it makes.
 
-    smollm2: directory of SmolLM2-135M-Instruct; prompts: a file of questions; vllm: directory to import vLLM from;
-    trace: file of arrivals; None: what needs it is left out, and says so. commit: of this checkout, where git does
-    not know it. memory_bytes: of the device; None: everything fits.
+    vllm: directory to import vLLM from; None: what needs it is left out, and says so. commit: of this checkout,
+    where git does not know it. memory_bytes: of the device; None: everything fits.
     """
 
     out: Path
     dry_run: bool = False
-    smollm2: Path | None = None
-    prompts: Path | None = None
     vllm: Path | None = None
-    trace: Path | None = None
     commit: str | None = None
     memory_bytes: int | None = None
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,9 @@ class Folder:
 
 
 def record_of(content: Json) -> Record:
-    """Make a record of the content of a phase's file. Raises TypeError for anything else."""
-    return Record(**(content | {"left_out": tuple(content["left_out"])}))
+    """Make a record of what a phase's file has, ignoring anything else. Raises KeyError for what is missing."""
+    known = {each.name: content[each.name] for each in fields(Record)}
+    return Record(**(known | {"left_out": tuple(known["left_out"])}))
 
 
 class Desk:

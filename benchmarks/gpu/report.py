@@ -1,11 +1,11 @@
 """The page to read and the summary to keep, of the records of a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.cells import markdown
-from benchmarks.gpu.predictions import DEVICE, judged
+from benchmarks.gpu.predictions import DEVICES, judged
 from benchmarks.gpu.record import Json, Record
 
 
@@ -21,25 +21,6 @@ def overlap(result: Json) -> str:
         for each in result.get("stopped", [])
     ]
     return "\n\n".join(part for part in (table, result.get("decision"), *refused, *stopped, lanes, gaps) if part)
-
-
-def arrivals(result: Json) -> str:
-    if "not there" in result:
-        return str(result["not there"])
-    rows = [
-        (
-            f"{row['load']:g}",
-            row["arm"],
-            f"{row['tokens_per_s']['median']:,.0f}",
-            "–" if row["throughput"] is None else f"{row['throughput']['median']:.2f}x",
-            "–" if row["latency"] is None else f"{row['latency']['median']:.2f}x",
-            f"{row['ahead_share']:.0%}",
-            str(row["different"]),
-        )
-        for row in result.get("rows", [])
-    ]
-    columns = ("load", "arm", "tokens/s", "throughput", "latency", "overlapped", "other answers")
-    return markdown(columns, rows) if rows else ""
 
 
 _OVERLAP = (
@@ -131,12 +112,19 @@ def _shown(table: Table, found: dict[str, Json], name: str) -> str:
         return f"What was kept makes no table: {type(error).__name__}: {error}"
 
 
+def predictions(found: Mapping[str, Json]) -> list[Json]:
+    """Return what was predicted of this device and measured, with whether it was missed."""
+    return list(judged(found, _device(found)))
+
+
+def _device(found: Mapping[str, Json]) -> str:
+    return str((found.get("environment", {}).get("device") or {}).get("name"))
+
+
 def _predictions(found: dict[str, Json]) -> str:
-    """Those of an H200 that were measured on one; another device has none."""
-    device = str((found.get("environment", {}).get("device") or {}).get("name"))
-    if DEVICE not in device:
-        return f"Predictions are of an {DEVICE}; this is {device}."
-    rows = list(judged(found))
+    device, rows = _device(found), predictions(found)
+    if not any(name in device for name in DEVICES):
+        return f"Predictions are of {' and '.join(DEVICES)}; this is {device}."
     columns = tuple(rows[0]) if rows else ()
     return (
         markdown(columns, [tuple(_cell(value) for value in row.values()) for row in rows]) if rows else "None yet."
@@ -172,7 +160,7 @@ def _checks(result: Json) -> str:
     return markdown(("check", "", "found"), rows) if rows else ""
 
 
-def _plain(result: Json, name: str) -> str:
+def _plain(result: Json) -> str:
     columns = ("sequences", "sampling", "ms p10 / median / p90", "times floor", "host ms", "gap ms", "tokens/s")
     rows = [
         (
@@ -184,7 +172,7 @@ def _plain(result: Json, name: str) -> str:
             "–" if row["gap_ms"] is None else f"{row['gap_ms']:.3f}",
             f"{row['tokens_per_s']:,.0f}",
         )
-        for row in result.get(name, [])
+        for row in result.get("target", [])
     ]
     bare = [
         (
@@ -196,7 +184,7 @@ def _plain(result: Json, name: str) -> str:
             "–",
             "–",
         )
-        for row in result.get(f"{name} bare", [])
+        for row in result.get("bare", [])
     ]
     return markdown(columns, [*bare, *rows]) if bare or rows else ""
 
@@ -217,7 +205,6 @@ def _verify(result: Json) -> str:
 
 
 _HEADS = ("sequences", "drafting_1_ms", "drafting_4_ms", "pass_ms", "cycle_ms")
-_FP8 = ("sequences", "16_bits_ms", "16_bits_times_floor", "fp8_ms", "fp8_times_floor", "times_16_bits")
 
 
 def _mixtures(result: Json) -> str:
@@ -252,21 +239,6 @@ def _mixtures(result: Json) -> str:
     return "\n\n".join((markdown((*columns, "tokens/s"), rows), *cut)) if rows else ""
 
 
-_BEST = ("model", "product", "rows", "experts", "us", "times_floor", "us_used")
-
-
-def _mixture_tiles(result: Json) -> str:
-    """The fastest tiles by rows; then those whose bits are not all the same, the first of each kind."""
-    best = [each | {"tiles": " ".join(map(str, each["tiles"].values()))} for each in result.get("best", [])]
-    kinds = {
-        (each["model"], each["product"], " ".join(map(str, each["of_first"].values())))
-        for each in result.get("bits", [])
-        if "of_first" in each
-    }
-    bits = [f"bits of {model}, {product}: {tiles}" for model, product, tiles in sorted(kinds)]
-    return "\n\n".join(part for part in (_table(best, (*_BEST, "tiles")), *bits) if part)
-
-
 _FEW_ROWS = ("model", "rows", "valid", "way", "us", "difference", "same_bits_alone", "experts_read")
 
 
@@ -281,6 +253,13 @@ def _few_rows(result: Json) -> str:
     return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
 
 
+def _products(result: Json) -> str:
+    """Each way, then torch's on fewer processors, then the shares that were predicted of the fastest."""
+    columns = ("model", "rows", "unit", "way", "us", "times_torch", "difference", "refused")
+    tables = (("cells", columns), ("carved", columns), ("predicted", ("rows", "least", "most")))
+    return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
+
+
 def _few_row_mixtures(result: Json) -> str:
     """Layers by way, then whole steps with what was predicted."""
     steps = [each | {"ms": each["step_ms"]["median"]} for each in result.get("cells", [])]
@@ -289,28 +268,63 @@ def _few_row_mixtures(result: Json) -> str:
 
 
 def _cycle(result: Json) -> str:
-    rows = [
-        (
-            str(cell["sequences"]),
-            str(cell["gamma"]),
-            _spread(cell["cycle_ms"]),
-            f"{cell['drafting_ms']['median']:.3f}",
-            f"{cell['passes']:.2f}",
-            f"{cell['floor_ms']:.3f}",
-            f"{cell['times_floor']:.2f}",
-        )
-        for cell in result.get("cells", [])
-    ]
-    columns = ("sequences", "γ", "ms p10 / median / p90", "drafting ms", "passes", "floor ms", "times floor")
-    return markdown(columns, rows) if rows else ""
-
-
-def _gap(result: Json) -> str:
-    columns = ("steps", "sequences", "gap_ms", "predicted_gap_ms", "cycle_ms", "tokens_per_s")
+    columns = (
+        "steps",
+        "sequences",
+        "gamma",
+        "cycle_ms",
+        "times_floor",
+        "gap_ms",
+        "predicted_gap_ms",
+        "tokens_per_s",
+    )
     cells = result.get("cells", [])
     return _table(
         [each | {name: each[name]["median"] for name in ("gap_ms", "cycle_ms")} for each in cells], columns
     )
+
+
+def _passes(result: Json) -> str:
+    """Steps by way, how much of them no kernel ran, and the kernels that take longest."""
+    rows = [each | {"step_ms": each["bare_ms"]["median"]} for each in result.get("rows", [])]
+    of = ("model", "way", "sequences")
+    tables = (
+        (rows, (*of, "step_ms", "floor_ms", "times_floor")),
+        (result.get("profiles", []), (*of, "launches", "step_ms", "kernels_ms", "idle_ms")),
+        (result.get("kernels", []), (*of, "kernel", "launches", "us_each", "us_a_step")),
+    )
+    return "\n\n".join(filter(None, (_table(*each) for each in tables)))
+
+
+def _prompts(result: Json) -> str:
+    """Prompts alone, then beside others."""
+    alone = [each | {"ms": each["ms"]["median"]} for each in result.get("alone", [])]
+    spreads = ("before_ms", "during_ms")
+    beside = [each | {name: each[name]["median"] for name in spreads} for each in result.get("beside", [])]
+    columns = ("rows_a_step", "sequences", "tokens", *spreads, "longest_ms", "steps", "first_token_ms")
+    tables = (
+        (alone, ("tokens", "ms", "floor_ms", "times_floor", "tokens_per_s")),
+        (beside, columns),
+    )
+    return "\n\n".join(filter(None, (_table(*each) for each in tables)))
+
+
+def _grammar(result: Json) -> str:
+    cells = [each | {"ms": each["period_ms"]["median"]} for each in result.get("cells", [])]
+    return _table(cells, ("grammars", "sequences", "ms", "tokens_per_s"))
+
+
+def _lane_rates(result: Json) -> str:
+    """Copies, then passes, by processors; then the splits that the driver refused."""
+    rates = ("ms", "gb_s", "gb_s_a_processor")
+    copies = _table(result.get("copies", []), ("processors", *rates))
+    passes = _table(result.get("passes", []), ("processors", "sequences", "context", *rates))
+    return "\n\n".join(filter(None, (copies, passes, _table(result.get("refused", []), ("processors", "says")))))
+
+
+def _attention(result: Json) -> str:
+    columns = ("model", "sequences", "rows_each", "tile", "us", "floor_us", "times_floor")
+    return _table(result.get("cells", []), columns)
 
 
 def _policies(result: Json, about: str) -> str:
@@ -369,21 +383,21 @@ def _short(value: Any) -> str:
 # Title, phase whose result the table shows, and the table.
 _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Checks", "checks", _checks),
-    ("Plain decoding", "plain", partial(_plain, name="target")),
-    ("The draft model alone", "draft", partial(_plain, name="draft")),
+    ("Plain decoding", "plain", _plain),
+    ("Whole steps, each way", "passes", _passes),
     ("Verification: ms by rows of a sequence", "verify", _verify),
+    ("Attention of a layer, by tile", "attention", _attention),
     ("Drafting and verifying", "cycle", _cycle),
-    ("Between a verification and the next draft", "gap", _gap),
     ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
-    ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
+    ("Copies and passes on some of the processors", "lanes", _lane_rates),
     ("Drafting ahead: times drafting before the step", "overlap", overlap),
-    ("Arrivals of a trace: against fixed:3", "arrivals", arrivals),
     ("vLLM and FASER: tokens/s", "vllm", vllm_side_by_side),
     ("Checks of mixtures, sinks, windows and heads of 256", "family_checks", _checks),
     ("Mixtures of experts", "mixtures", _mixtures),
-    ("Products of mixtures, by tiles", "mixture_tiles", _mixture_tiles),
     ("Products of few rows", "few_rows", _few_rows),
+    ("Products alone", "products", _products),
     ("Mixtures of few rows", "few_row_mixtures", _few_row_mixtures),
-    ("Products in 8 bits", "fp8", lambda result: _table(result.get("rows", []), _FP8)),
+    ("Prompts", "prompts", _prompts),
+    ("A grammar among other requests", "grammar", _grammar),
     ("An EAGLE-3 head", "heads", lambda result: _table(result.get("rows", []), _HEADS)),
 )

@@ -126,8 +126,11 @@ def greedy_requests(positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sa
     )
 
 
-def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -> list[float]:
-    """Device seconds of each of so many steps, one behind the other."""
+def steps_s(
+    runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int, *, drafts: bool = False
+) -> list[float]:
+    """Device seconds of each of so many steps, one behind the other. drafts: passes of a draft model."""
+    sample = runner.sample_drafts if drafts else runner.sample
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)
     marks = []
@@ -135,7 +138,7 @@ def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -
     for _ in range(WARM_STEPS + repeats):
         marks.append(clock.mark())
         runner.forward(batch)
-        behind = runner.sample(rows, requests)
+        behind = sample(rows, requests)
         if pending is not None:
             pending.wait()
         pending = behind
@@ -178,15 +181,22 @@ class ClosedLoop:
         assert not self._running, "the sequences before these are still running"
         turn = next(self._numbers)
         for place, prompt in enumerate(prompts):
-            name = f"{turn}-{place}"
-            request = Request(
-                request_id=name, prompt_token_ids=prompt, sampling=sampling(place), arrival_s=float(turn)
-            )
-            self._engine.add(request)
-            self._running.append(name)
+            self._add(f"{turn}-{place}", prompt, sampling(place), turn)
         silent = set(self._running)
         while silent:
             silent -= {request_id for request_id, _ in self._step()}
+
+    def _add(self, name: str, prompt: Tokens, sampling: SamplingParams, turn: int) -> None:
+        self._engine.add(
+            Request(request_id=name, prompt_token_ids=prompt, sampling=sampling, arrival_s=float(turn))
+        )
+        self._running.append(name)
+
+    def join(self, prompt: Tokens, sampling: SamplingParams) -> Steps:
+        """Add one sequence to those that run: the steps until it has said its first token."""
+        turn = next(self._numbers)
+        self._add(name := f"{turn}-joined", prompt, sampling, turn)
+        return self._measured(lambda came, _steps, _spent_s: name not in came)
 
     def keep_first(self, count: int) -> None:
         """The others are dropped."""
@@ -201,11 +211,17 @@ class ClosedLoop:
 
     def look(self, *, seconds: float, steps: int | None = None) -> Steps:
         """Steps until so many are done or so long has gone by."""
+        return self._measured(lambda _, done, spent_s: spent_s < seconds and (steps is None or done < steps))
+
+    def _measured(self, goes_on: Callable[[set[str], int, float], bool]) -> Steps:
+        """goes_on: by the requests that a step gave tokens to, the number of steps, and their seconds so far."""
         host_s: list[float] = []
-        marks, num_tokens = [self._clock.mark()], 0
+        marks, num_tokens, came = [self._clock.mark()], 0, set[str]()
         began_s = ended_s = self._now()
-        while not host_s or (ended_s - began_s < seconds and (steps is None or len(host_s) < steps)):
-            num_tokens += sum(count for _, count in self._step())
+        while not host_s or goes_on(came, len(host_s), ended_s - began_s):
+            said = self._step()
+            num_tokens += sum(count for _, count in said)
+            came = {request_id for request_id, count in said if count}
             marks.append(self._clock.mark())
             last_s, ended_s = ended_s, self._now()
             host_s.append(ended_s - last_s)

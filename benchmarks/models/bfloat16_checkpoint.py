@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from benchmarks.runner import command_line
 from faser.engine.checkpoints.embedded import write_settings
-from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.checkpoints.gguf_weights import GgufSource
+from faser.types.arrays import Floats32
 
 _BFLOAT16_BYTES = 2
 _ALIGNMENT = 8
@@ -36,7 +37,7 @@ def convert(gguf_path: Path, directory: Path) -> None:
     _write_weights(GgufSource(file), directory / "model.safetensors")
 
 
-def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
+def to_bfloat16(values: Floats32) -> npt.NDArray[np.uint16]:
     """Bits of the nearest bfloat16; a value halfway between two rounds to the even one.
 
     0x3F80_8000 lies halfway between 0x3F80 and 0x3F81 and becomes 0x3F80; 0x3F81_8000 becomes 0x3F82.

@@ -139,17 +139,19 @@ class Outcome:
         }
 
 
-def broken_promises(outcome: Outcome) -> list[str]:
+def broken_promises(
+    outcome: Outcome, *, ready_bar_s: float = READY_BAR_S, growth_bar: float = GROWTH_BAR
+) -> list[str]:
     """Each in a sentence; empty: all were kept."""
     found = [*outcome.violations, *_leaks(outcome.before, outcome.after)]
     for fault in outcome.faults:
-        bar_s = READY_BAR_S + (outcome.engine_timeout_s if fault.kind == HANG else 0.0)
+        bar_s = ready_bar_s + (outcome.engine_timeout_s if fault.kind == HANG else 0.0)
         if fault.ready_s is None or fault.ready_s > bar_s:
             found.append(
                 f"after the {fault.kind} at {fault.at_s:.0f} s the server was ready after {fault.ready_s} s"
             )
     for process, grown in outcome.growths.items():
-        if grown > GROWTH_BAR:
+        if grown > growth_bar:
             found.append(f"the memory of the {process} grew by {grown:.1%} after the warm-up")
     if not any(ended == TOKENS for _, ended in outcome.counts):
         found.append("no client got an answer")

@@ -7,7 +7,7 @@ serves requests knows that: what an engine does with this knowledge is the most 
 import numpy as np
 
 from benchmarks.simulator.executor import WRONG, SimulatedExecutor
-from faser.engine.contract.drafts import DraftTable, Floats, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
     Objective,
@@ -18,6 +18,7 @@ from faser.engine.control.speculation.draft_lengths import (
 from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats, Ints
 
 
 class Knowledge(Acceptance):

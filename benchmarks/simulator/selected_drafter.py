@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.build import native_acceptance
-from faser.engine.contract.drafts import DraftTable, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.control.speculation.acceptance import Acceptance, point_mass_outcomes, sampled_tokens
 from faser.engine.control.speculation.policies import Fixed
@@ -21,6 +21,7 @@ from faser.engine.control.speculation.policy import Candidates, DraftingSequence
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 from faser.engine.execution.drafting.registry import load_index
+from faser.types.arrays import Ints
 
 
 class SelectedDrafter:
@@ -86,7 +87,7 @@ class SelectedDrafter:
             np.ones((count, self._cap + 1)),
             StepFacts(other_rows=0, kv_tokens=0, kv_sequences=count),
         )
-        return StepDrafts(chosen=range(count), lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
+        return StepDrafts(sequences=[], lengths=lengths, candidates=candidates, stop=plan.stop, plan=plan)
 
     def _model_lengths(self, step: StepDrafts) -> Ints:
         """Return the tokens [S] that the model drafts instead of text, as policies without costs say."""

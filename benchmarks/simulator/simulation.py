@@ -199,14 +199,14 @@ class Simulation:
         self._draft()
         plan = self.scheduler.plan()
         assert plan is not None, "work, but nothing to compute"
-        overlapped_plan = self.scheduler.propose_overlapped(plan)
+        overlapped_plan = self.scheduler.drafts.propose_overlapped(plan)
         if overlapped_plan is None:
             result = self.executor.run(plan)
         else:
             result, made = self.executor.run_overlapped(plan, overlapped_plan)
-            drafts = self.scheduler.drafted(made)
+            drafts = self.scheduler.drafts.drafted(made)
             while isinstance(drafts, DraftPlan):
-                drafts = self.scheduler.drafted(self.executor.draft(drafts))
+                drafts = self.scheduler.drafts.drafted(self.executor.draft(drafts))
             self._outcome.drafted += int(drafts.table.lengths.sum())
             self.clock.advance(self._machine.draft_overhead_s)
         self.clock.advance(result.run_s + self._machine.step_overhead_s)
@@ -219,14 +219,14 @@ class Simulation:
 
     def _draft(self) -> Drafts | None:
         """The drafts of the next step: in one round or, from text and by a model, in two."""
-        drafts: DraftPlan | Drafts | None = self.scheduler.propose()
+        drafts: DraftPlan | Drafts | None = self.scheduler.drafts.propose()
         if drafts is None:
             return None
         while isinstance(drafts, DraftPlan):
             found = self.executor.draft(drafts)
             self._outcome.draft_s += found.run_s
             self.clock.advance(found.run_s)
-            drafts = self.scheduler.drafted(found)
+            drafts = self.scheduler.drafts.drafted(found)
         self._outcome.drafted += int(drafts.table.lengths.sum())
         self.clock.advance(self._machine.draft_overhead_s)
         return drafts

@@ -17,6 +17,7 @@ from faser.api.requests.prompts import count_chars, encode, excess
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.metrics.server import CONTENT_TYPE
+from faser.optional import or_else, present
 from faser.types.engine import EngineState
 
 # An orchestrator must not end the process while the server itself starts a dead engine again, nor while it drains.
@@ -138,12 +139,12 @@ def tokenize_router(service: Service) -> APIRouter:
         service.fields.check(body.model_extra, UNSUPPORTED_IN_TOKENIZE)
         service.model_name(body.model)
         max_model_len = service.engine.info.max_model_len
-        special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         _check_either(body)
+        field = "messages" if body.prompt is None else "prompt"
+        special = or_else(body.add_special_tokens, field == "prompt")
 
         def answer() -> bytes:
             text = _text(service, body)
-            field = "messages" if body.prompt is None else "prompt"
             if (size := excess(text, tokenizer, max_model_len)) is not None:
                 raise RequestError(
                     f"{field} has {size}; it must not exceed the model's context, {max_model_len} tokens",
@@ -193,7 +194,7 @@ def _text(service: Service, body: TokenizeBody) -> str:
 
 
 def _check_either(body: TokenizeBody) -> None:
-    if (body.prompt is None) == (body.messages is None):
+    if len(present((body.prompt, body.messages))) != 1:
         raise RequestError("exactly one of prompt and messages must be given", param="prompt")
 
 
@@ -222,7 +223,7 @@ def invocations_router(service: Service) -> APIRouter:
     async def invoke(http: Request) -> Response:
         raw = await read_bytes(http, max_bytes=service.settings.max_request_bytes)
         body = await parse_body(raw, InvocationBody)
-        if (body.messages is None) == (body.prompt is None):
+        if len(present((body.messages, body.prompt))) != 1:
             raise RequestError("exactly one of messages and prompt must be given", param="messages")
         if body.prompt is None:
             return await answer_chat(service, http, await parse_body(raw, ChatBody))

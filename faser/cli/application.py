@@ -38,6 +38,7 @@ from faser.files import kept_secret, make_private_folder, parse_json
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
+from faser.optional import given, or_else
 from faser.tracing import Tracer
 from faser.types.engine import ProgressCallback
 
@@ -86,7 +87,7 @@ async def build_application(
             tokenizer,
             supervision=supervision,
             observer=each,
-            on_progress=None if number else report,
+            on_progress=(lambda *_: None) if number else report,
             launched=None if number else launched,
             recorder=recorder,
             place=place,
@@ -201,15 +202,16 @@ def make_metrics(
 
 def _most_viewers(config: ServerConfig) -> int:
     """Return the maximum number of live viewers: each holds a connection, and requests need more of them."""
-    return _MOST_VIEWERS if config.limit_concurrency is None else min(_MOST_VIEWERS, config.limit_concurrency // 4)
+    return min(_MOST_VIEWERS, or_else(config.limit_concurrency, 4 * _MOST_VIEWERS) // 4)
 
 
 def _key_limits(config: ServerConfig) -> KeyLimits:
-    return KeyLimits(
-        parallel_requests=config.key_max_parallel_requests,
-        requests_per_minute=config.key_rpm_limit,
-        tokens_per_minute=config.key_tpm_limit,
-    )
+    limits = {
+        "parallel_requests": config.key_max_parallel_requests,
+        "requests_per_minute": config.key_rpm_limit,
+        "tokens_per_minute": config.key_tpm_limit,
+    }
+    return KeyLimits(**given(limits))
 
 
 def _cors(config: ServerConfig) -> CorsSettings:
@@ -286,7 +288,7 @@ def _model_defaults(path: Path) -> dict[str, float]:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path}: it must be a JSON object")
-    found = _by_param_name({key: value for key, value in content.items() if value is not None})
+    found = _by_param_name(given(content))
     known = {key: value for key, value in found.items() if key in GENERATION_KEYS}
     if problems := sampling_problems(known, str(path)):
         raise ModelError(f"{'; '.join(problems)}. Or start with --generation-config none.")

@@ -22,6 +22,7 @@ from faser.config.environment import cache_dir, flag_environment
 from faser.config.server import ServerConfig
 from faser.config.sources import CommandParser, UsageError, engine_config, engine_flags, engine_settings
 from faser.errors import ConfigError, EngineError, FaserError, RequestError
+from faser.optional import given, maybe
 from faser.types.answer import RequestOutput
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
@@ -231,8 +232,7 @@ class RemoteAnswerer:
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
         """Raises RequestError for a refused request, EngineError for an incomplete answer."""
-        body = {key: value for key, value in self._fields.items() if value is not None}
-        body["messages"] = list(messages)
+        body = {**given(self._fields), "messages": list(messages)}
         try:
             with self._client.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
@@ -280,7 +280,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         for choice in event["choices"]:
             if text := choice["delta"].get("content"):
                 yield text
-    raise EngineError("the answer broke off")
+    raise EngineError("the answer ended early")
 
 
 def _error_text(body: str) -> str:
@@ -364,13 +364,14 @@ async def _next(stream: "OutputStream") -> RequestOutput | None:
 
 def _sampling(defaults: dict[str, float], limits: "AnswerLimits") -> SamplingParams:
     """The model's defaults, overridden by the limits."""
-    fields: dict[str, Any] = {"max_tokens": None, **defaults}
-    if limits.max_tokens is not None:
-        fields["max_tokens"] = limits.max_tokens
-    if limits.temperature is not None:
-        fields["temperature"] = limits.temperature
-    if limits.json_schema is not None:
-        fields["structured_output"] = StructuredOutput(
-            kind=StructureKind.JSON, text=json.dumps(limits.json_schema), param="--json-schema"
-        )
+    own = {
+        "max_tokens": limits.max_tokens,
+        "temperature": limits.temperature,
+        "structured_output": maybe(_as_structure, limits.json_schema),
+    }
+    fields: dict[str, Any] = {"max_tokens": None, **defaults, **given(own)}
     return SamplingParams(**fields)
+
+
+def _as_structure(schema: Any) -> StructuredOutput:
+    return StructuredOutput(kind=StructureKind.JSON, text=json.dumps(schema), param="--json-schema")

@@ -188,7 +188,7 @@ class TrainingBar:
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(stderr=True)
         self._clock = clock
-        self._printed_s: float | None = None
+        self._printed_s = float("-inf")
         self._first: tuple[float, float] | None = None  # when, and the share of then
         self._bar = Progress(
             TextColumn("training"),
@@ -208,7 +208,7 @@ class TrainingBar:
             self._bar.update(self._task, description=said, completed=_SHARES * found.share)
             return
         now = self._clock()
-        if self._printed_s is not None and now - self._printed_s < _DISTILL_LINE_EVERY_S:
+        if now - self._printed_s < _DISTILL_LINE_EVERY_S:
             return
         self._printed_s = now
         began_s, began_at = self._first = self._first or (now, found.share)

@@ -32,6 +32,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.control.step_cost import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
+from faser.optional import maybe
 from faser.processes import exit_on_sigterm
 from faser.types.answer import FinishReason
 from faser.types.request import Request
@@ -151,7 +152,7 @@ def make_conversations(
         fill_from_traffic(dataset, found, own.tokens)
         return dataset
     turns = ChatTurns(tokenizer, eos_token_ids)
-    prompts = None if own.prompts is None else read_conversations(own.prompts)
+    prompts = maybe(read_conversations, own.prompts)
     about |= {"questions": asdict(asking)} if prompts is None else {"prompts": str(own.prompts)}
     dataset = Dataset(folder, json.loads(json.dumps(about)))
     asking = replace(asking, max_tokens=min(asking.max_tokens, int(context) // 2))
@@ -386,8 +387,8 @@ def _own(own: argparse.Namespace) -> DistillArguments:
     return DistillArguments(
         output=Path(own.output_dir),
         tokens=own.tokens,
-        prompts=None if own.prompts is None else Path(own.prompts),
-        traffic=None if own.from_traffic is None else Path(own.from_traffic),
+        prompts=maybe(Path, own.prompts),
+        traffic=maybe(Path, own.from_traffic),
         only_conversations=own.only_conversations,
         block=own.block,
         epochs=own.epochs,

@@ -31,6 +31,7 @@ from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
 from faser.engine.checkpoints.stored import StoredWeights, stored_weights
 from faser.errors import ModelError
+from faser.optional import given, maybe
 from faser.types.engine import ModelInfo
 
 _HELP = f"""usage: faser models [--json]
@@ -65,7 +66,7 @@ describes the functions in the prompt, and asks for `hermes`. So it does for old
 
 {table}
 
-Notes:
+Notes (for families that have run on a GPU, see [gpu.md](gpu.md#what-was-checked)):
 
 {notes}
 
@@ -78,7 +79,7 @@ served. Encoders, other mixtures of experts, and whatever else is not in the tab
 | --- | --- |
 | safetensors in bfloat16, float16 or float32 | all |
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
-| fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; what else has such tensors is read alike |
+| fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; other families should load too |
 | MXFP4 | the experts of gpt-oss |
 
 A model split by llama.cpp's `gguf-split` is named by any of its parts, or by the folder that has them. A folder
@@ -269,7 +270,7 @@ def inspect(path: Path, model: str) -> ModelReport:
         weights=stored.form if stored else None,
         weight_bytes=stored.num_bytes if stored else None,
         max_model_len=config.spec.max_position_embeddings if config else None,
-        chat_template=None if tokenizer is None else tokenizer.chat_template is not None,
+        chat_template=maybe(lambda found: found.chat_template is not None, tokenizer),
         problems=tuple(problems),
     )
 
@@ -306,16 +307,15 @@ def _report_text(found: ModelReport) -> str:
     rows: dict[str, Any] = {"model": found.model}
     if found.path is not None and found.path != found.model:
         rows["path"] = found.path
-    if found.architecture is not None:
-        rows["architecture"] = f"{found.family} ({found.architecture})" if found.family else found.architecture
-    if found.parameters is not None:
-        rows["parameters"] = show_count(found.parameters)
-    if found.weights is not None and found.weight_bytes is not None:
-        rows["weights"] = f"{found.weights}, {show_bytes(found.weight_bytes)}"
-    if found.max_model_len is not None:
-        rows["context"] = f"{found.max_model_len} tokens"
-    if found.chat_template is not None:
-        rows["chat"] = "yes" if found.chat_template else "no: the model has no chat template"
+    rows |= given(
+        {
+            "architecture": f"{found.family} ({found.architecture})" if found.family else found.architecture,
+            "parameters": maybe(show_count, found.parameters),
+            "weights": maybe(lambda size: f"{found.weights}, {show_bytes(size)}", found.weight_bytes),
+            "context": maybe("{} tokens".format, found.max_model_len),
+            "chat": maybe({True: "yes", False: "no: the model has no chat template"}.get, found.chat_template),
+        }
+    )
     rows["loads"] = "yes" if found.loads else f"no: {found.problems[0]}"
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]

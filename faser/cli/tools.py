@@ -32,8 +32,10 @@ from faser.kernels.cuda.flashinfer.build import (
     ARCH,
     HEAD_DIMS,
     MODULES,
+    PRODUCTS,
     build_modules,
     modules_dir,
+    product_modules,
 )
 from faser.machine import available_memory, usable_cores, usable_memory
 from faser.processes import exit_on_sigterm
@@ -49,8 +51,9 @@ Show versions, device and backend, or compile CUDA kernels in advance.
   --out             folder for the modules [the cache folder]
   --only            some of {", ".join(MODULES[: len(HEAD_DIMS)])},
                     {", ".join(MODULES[len(HEAD_DIMS) :])},
-                    and these with endings, in this order: _window for layers with a sliding window, _capped
-                    for models that cap scores, _fp8 for --kv-cache-dtype fp8; thus decode_256_window_capped"""
+                    {", ".join(PRODUCTS)}, and those of attention with endings, in this order:
+                    _window for layers with a sliding window, _capped for models that cap scores, _fp8 for
+                    --kv-cache-dtype fp8; thus decode_256_window_capped"""
 
 _PULL_HELP = """usage: faser pull [MODEL] [--revision REVISION]
 
@@ -89,7 +92,8 @@ def env(arguments: Sequence[str]) -> int:
 
 
 def _build_kernels(arch: str, out: str | None, only: str | None) -> int:
-    names = MODULES if only is None else tuple(only.split(","))
+    common = (*MODULES, *(each.name for each in product_modules(arch)))
+    names = common if only is None else tuple(only.split(","))
     folder = modules_dir(cache_dir() / "kernels", arch) if out is None else Path(out)
     print(f"compiling {', '.join(names)} for {arch} into {folder}", flush=True)
     build_modules(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from faser import optional
 from faser.config.declaration import Kind, Setting, read_keys
 
 _GROUP = "KV events"
@@ -53,8 +54,8 @@ def of_engine(given: Mapping[str, Any] | None, number: int) -> Mapping[str, Any]
     if not given or not number:
         return given
     config = parse_kv_events(given)[0] or KvEventsConfig()
-    ends = {"endpoint": config.endpoint, "replay_endpoint": config.replay_endpoint}
-    return {**given, **{name: _moved(end, number) for name, end in ends.items() if end is not None}}
+    ends = optional.given({"endpoint": config.endpoint, "replay_endpoint": config.replay_endpoint})
+    return {**given, **{name: _moved(end, number) for name, end in ends.items()}}
 
 
 def shared_ports(given: Mapping[str, Any] | None, engines: int) -> str | None:
@@ -93,4 +94,4 @@ def parse_kv_events(given: Mapping[str, Any] | None) -> tuple[KvEventsConfig | N
     values.pop("publisher", None)
     if problems or not enabled:
         return None, tuple(problems)
-    return KvEventsConfig(**{name: value for name, value in values.items() if value is not None}), ()
+    return KvEventsConfig(**optional.given(values)), ()

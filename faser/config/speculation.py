@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
+from faser.optional import or_else, present
 from faser.types.request import DEFAULT_CLASS, NO_TARGETS, WAIT, Slo, SpeculationParams
 
 
@@ -157,7 +158,7 @@ class SpeculationConfig:
         by_model = self.model_method
         if by_model != MTP:
             by_model = None if self.model in (None, NONE) else by_model or "draft_model"
-        return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, by_model) if name is not None)
+        return tuple(DRAFTERS[name] for name in present((*TEXT_METHODS, by_model)))
 
     @property
     def needs_draft_model(self) -> bool:
@@ -209,4 +210,4 @@ class SpeculationConfig:
     @property
     def model_cap(self) -> int:
         """The most tokens that a model drafts; each of them takes a pass."""
-        return 8 if self.num_speculative_tokens is None else self.num_speculative_tokens
+        return or_else(self.num_speculative_tokens, 8)

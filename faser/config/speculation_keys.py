@@ -234,14 +234,17 @@ def _take_foreign_method(given: dict[str, Any], problems: list[str]) -> None:
 
 def _widen_ngram_lengths(fields: dict[str, Any], problems: list[str]) -> None:
     """Move the default of one n-gram length limit where only the other is given, so that both hold."""
-    low, high = fields.get("prompt_lookup_min"), fields.get("prompt_lookup_max")
     default = SpeculationConfig()
-    if low is not None and high is not None and low > high:
+    low = fields.get("prompt_lookup_min", default.prompt_lookup_min)
+    high = fields.get("prompt_lookup_max", default.prompt_lookup_max)
+    if low <= high:
+        return
+    if "prompt_lookup_max" not in fields:
+        fields["prompt_lookup_max"] = low
+    elif "prompt_lookup_min" not in fields:
+        fields["prompt_lookup_min"] = high
+    else:
         problems.append(f"prompt_lookup_min is {low}; it must be at most prompt_lookup_max, {high}")
-    elif low is not None and high is None:
-        fields["prompt_lookup_max"] = max(low, default.prompt_lookup_max)
-    elif high is not None and low is None:
-        fields["prompt_lookup_min"] = min(high, default.prompt_lookup_min)
 
 
 def _policy(values: Mapping[str, Any], flag: str | None, flag_label: str, problems: list[str]) -> str:

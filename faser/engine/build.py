@@ -43,6 +43,7 @@ from faser.engine.step_trace import StepTraceFile
 from faser.errors import ConfigError
 from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.interface.delta_net import CHUNK
+from faser.optional import maybe, present
 from faser.types.engine import ModelInfo, ProgressCallback
 
 _log = logging.getLogger("faser")
@@ -137,7 +138,7 @@ def assemble(
         control = _speculation_control(parts, costs, clock, overlap, executor.texts, report)
         if keeps:
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
-    trace = None if config.trace_steps is None else StepTraceFile(Path(config.trace_steps))
+    trace = maybe(StepTraceFile, maybe(Path, config.trace_steps))
     scheduler, disk = _scheduler(parts, clock, control, pace)
     auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
     events = None
@@ -149,7 +150,7 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
-        companions=[each for each in (events, disk, learned, auditor, parts.ranks) if each is not None],
+        companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(
         engine=engine,

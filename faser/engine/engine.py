@@ -83,9 +83,9 @@ class Engine:
             return StepDeltas()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
-        if self._schedules_async and self._executor.drafts_ahead and self._scheduler.can_draft_ahead():
+        if self._schedules_async and self._executor.drafts_ahead and self._scheduler.drafts.can_follow():
             return self._finish_drafted(self._executor.launch(plan), began_s, drafts)
-        overlapped_plan, overlapped_drafts = self._scheduler.propose_overlapped(plan), None
+        overlapped_plan, overlapped_drafts = self._scheduler.drafts.propose_overlapped(plan), None
         if overlapped_plan is None:
             result = self._executor.run(plan)
         else:
@@ -105,23 +105,23 @@ class Engine:
         """Make the drafts of the next step. None: it has none, or they are in flight."""
         if self._drafts_ahead:
             self._drafts_ahead = False
-            self._scheduler.drafts_ended(self._executor.end_drafts())
+            self._scheduler.drafts.ended(self._executor.end_drafts())
             return None
-        drafts = self._scheduler.propose()
+        drafts = self._scheduler.drafts.propose()
         while isinstance(drafts, DraftPlan):
             found = self._executor.draft(drafts)
             self._gaps.drafted(found)
-            drafts = self._scheduler.drafted(found)
+            drafts = self._scheduler.drafts.drafted(found)
         return drafts
 
     def _run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Run the step while the drafter makes the next drafts; drafts from text are looked up before both."""
         if draft_plan.from_text:
-            model_plan = self._scheduler.drafted(self._executor.draft(draft_plan, during=plan))
+            model_plan = self._scheduler.drafts.drafted(self._executor.draft(draft_plan, during=plan))
             assert isinstance(model_plan, DraftPlan)
             draft_plan = model_plan
         result, made = self._executor.run_overlapped(plan, draft_plan)
-        drafts = self._scheduler.drafted(made)
+        drafts = self._scheduler.drafts.drafted(made)
         assert isinstance(drafts, Drafts)
         return result, drafts
 
@@ -139,7 +139,7 @@ class Engine:
 
         drafts: of the step, if they were made before it.
         """
-        following = self._scheduler.propose_ahead()
+        following = self._scheduler.drafts.propose_ahead()
         self._drafts_ahead = following is not None and self._executor.draft_ahead(following)
         result = self._executor.collect(launched)
         deltas = self._commit(launched.plan, result, None)

@@ -75,9 +75,10 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
         return _torch(str(opened))
     torch.cuda.set_device(opened)  # Triton launches on the calling thread's current device, not on the tensors'
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-    from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
+    from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir, product_modules
     from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
+    from faser.kernels.cuda.flashinfer.product_kernels import ProductKernels, load_products
     from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
@@ -88,7 +89,11 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     fp8 = scaled_fp8(opened, capability)
     add_to_cache()
     choices = device_choices(opened, cache_dir / "choices.json")
-    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8, choices)
+
+    def products() -> ProductKernels:
+        return ProductKernels(opened, load_products(product_modules(arch)))
+
+    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8, choices, products)
 
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:

@@ -25,10 +25,11 @@ from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, Device
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates, delta_net
 from faser.kernels.torch_short_conv import short_conv
+from faser.types.activation import Activation
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: functional.silu,
+    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
 }
 
 
@@ -270,12 +271,12 @@ class TorchBackend:
             out[start:end] = mixed.transpose(0, 1).reshape(end - start, -1)
         return out
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        if activation == "swigluoai":
+        if activation is Activation.SWIGLU_OAI:
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
-        return torch.mul(_ACTIVATIONS[activation](gate), up, out=out)
+        return torch.mul(_GATES[activation](gate), up, out=out)
 
     def count_experts(self) -> Callable[[], int]:
         count = self.experts_read

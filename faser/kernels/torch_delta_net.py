@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape, StateShape, StateStep
 from faser.kernels.interface.short_conv import ConvShape
+from faser.optional import present
 
 NORM_EPS = 1e-6  # of the squares of a key or a query
 
@@ -38,7 +39,7 @@ class TorchStates:
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
         """See KeptStates."""
-        return [(each.state, each.inputs) for each in self.layers if each is not None]
+        return [(each.state, each.inputs) for each in present(self.layers)]
 
 
 def _allocate(shape: StateShape, layer: MixerShape, device: torch.device) -> LayerStates:

@@ -18,7 +18,7 @@ import msgspec
 from faser.types.answer import FinishReason
 from faser.types.engine import EngineState
 from faser.types.outlook import Decision, Outlook, Target
-from faser.types.statistics import EngineStats, MethodStats, RoleStats, SpeculationStats
+from faser.types.statistics import NO_SPECULATION, EngineStats, MethodStats, RoleStats, SpeculationStats
 
 _FIRST_S = 1e-4
 _PER_DOUBLING = 16
@@ -99,12 +99,16 @@ class ReportedStep:
     stats: EngineStats
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing where there is no listener."""
+
+
 class LiveRecorder:
     """One engine and those that replace it. clock: seconds that never jump."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.on_change: Callable[[], None] | None = None  # the engine has changed its state
-        self.on_watch: Callable[[bool], None] | None = None  # statistics of every step are wanted, or no more
+        self.on_change: Callable[[], None] = _ignore  # the engine has changed its state
+        self.on_watch: Callable[[bool], None] = _ignore  # statistics of every step are wanted, or no more
         self._clock = clock
         self._began_s = clock()
         self._engine = 0
@@ -142,14 +146,12 @@ class LiveRecorder:
     def watch(self) -> None:
         """Note single steps from now on, until `unwatch`. The caller takes the snapshots."""
         self._watched = True
-        if self.on_watch is not None:
-            self.on_watch(True)
+        self.on_watch(True)
 
     def unwatch(self) -> None:
         self._watched = False
         self._steps.clear()
-        if self.on_watch is not None:
-            self.on_watch(False)
+        self.on_watch(False)
 
     def snapshot(self) -> Snapshot:
         """The counters now; `past` ends with it."""
@@ -198,8 +200,7 @@ class LiveRecorder:
 
     def engine_state(self, state: EngineState) -> None:
         self._state = state
-        if self.on_change is not None:
-            self.on_change()
+        self.on_change()
 
     def latency(self, name: str, seconds: float) -> None:
         self._latencies[name].add(seconds, self._clock())
@@ -226,7 +227,6 @@ class LiveRecorder:
 PERCENTILES = (0.5, 0.95, 0.99)
 
 _DRAFTING = ("draft", "pass", "text")  # roles; passes of a draft model and look-ups in text are both drafting
-_NO_SPECULATION = SpeculationStats(policy="", method="")
 
 
 class DrafterSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -374,7 +374,7 @@ def make_sample(
         outlook=_outlook(after.outlook),
         speculation=None
         if now.speculation is None
-        else _speculation(then.speculation or _NO_SPECULATION, now.speculation),
+        else _speculation(then.speculation or NO_SPECULATION, now.speculation),
         timeline=_timeline(steps, after.at_s),
     )
 
@@ -475,7 +475,7 @@ def _timeline(steps: Sequence[ReportedStep], end_s: float) -> list[StepSample]:
     """The steps after the first, each against the one before it."""
     found = []
     for before, step in itertools.pairwise(steps):
-        then, now = before.stats.speculation or _NO_SPECULATION, step.stats.speculation or _NO_SPECULATION
+        then, now = before.stats.speculation or NO_SPECULATION, step.stats.speculation or NO_SPECULATION
         draft_s = _drafting_s(now) - _drafting_s(then)
         verify_s = _role(now.roles, "verify").measured_s - _role(then.roles, "verify").measured_s
         found.append(

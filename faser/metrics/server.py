@@ -180,7 +180,9 @@ class Metrics(EngineObserver):
 
     def _make_histograms(self, make: "_SeriesFactory", tokens: Sequence[float]) -> None:
         self._ttft = make.histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
-        self._itl = make.histogram("inter_token_latency_seconds", "Between two chunks of a sample.", _TOKEN_S)
+        self._itl = make.histogram(
+            "inter_token_latency_seconds", "Inter-token latency: time between two chunks of a sample.", _TOKEN_S
+        )
         self._tpot = make.histogram(
             "request_time_per_output_token_seconds", "Mean time per token of a request after its first.", _TOKEN_S
         )

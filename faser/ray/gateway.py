@@ -92,7 +92,7 @@ class Gateway:
                 num_lost += 1
                 if num_lost == _MOST_LOST:
                     raise HttpError(500, f"{num_lost} replicas have ended while they had this request") from None
-                _log.info("a request goes to another replica: the one that had it has ended")
+                _log.info("a request moves to another replica: its replica has ended")
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except (BackPressureError, DeploymentUnavailableError) as error:

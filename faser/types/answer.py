@@ -94,6 +94,11 @@ class OutputDelta:
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Return whether the sample ends with it."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:

@@ -143,6 +143,9 @@ class SpeculationStats:
         return tuple(map(sum, zip(*(counts for _, counts in self.accepted_at), strict=True)))
 
 
+NO_SPECULATION = SpeculationStats(policy="", method="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditStats:
     """Replays of answers without drafts since the start. backend: the name of the kernels.

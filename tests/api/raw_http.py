@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import PATIENCE_S
+
 
 def connect(url: str) -> socket.socket:
     address = httpx.URL(url)
-    return socket.create_connection((address.host, address.port or 80), timeout=10)
+    return socket.create_connection((address.host, address.port or 80), timeout=PATIENCE_S)
 
 
 def head(path: str = "/v1/completions", *, method: str = "POST", version: str = "1.1", **headers: Any) -> bytes:

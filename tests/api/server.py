@@ -1,8 +1,7 @@
 """The front-end on a loopback port, in a thread, over a fake engine."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -19,6 +18,7 @@ from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.tracing import Tracer
+from tests.waiting import PATIENCE_S, until
 
 MODEL = "tiny"
 
@@ -103,21 +103,13 @@ def running(server: uvicorn.Server) -> Iterator[str]:
         yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
         listener.close()
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Wait for what another thread brings about."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.002)
-
-
 def openai_client(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 def http_client(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, timeout=10)
+    return httpx.Client(base_url=url, timeout=PATIENCE_S)

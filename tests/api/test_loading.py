@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from faser.api.loading import LoadingApp
 from faser.api.page.files import PageFiles
 from faser.metrics.server import Metrics
-from tests.api.server import until
+from tests.waiting import PATIENCE_S, until
 
 
 @contextmanager
@@ -27,14 +27,14 @@ def serving(app: LoadingApp, root_path: str = "") -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
         listener.close()
 
 
 def test_probes_and_routes_answer_503_until_the_application_is_there() -> None:
     metrics = Metrics(model_name="tiny", max_model_len=64)
     app = LoadingApp("the model is being fetched", metrics, shows_metrics=True)
-    with serving(app) as url, httpx.Client(base_url=url, timeout=5) as http:
+    with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
         assert [http.get(path).status_code for path in ("/health", "/ping")] == [503, 503]
         app.reason = "fetching tiny: 12 %"
         ready = http.get("/ready")
@@ -56,20 +56,20 @@ def test_a_proxy_in_front_changes_no_answer() -> None:
     """A server that is informed of its proxy's path puts that before every path."""
     app = LoadingApp("loading", Metrics(model_name="tiny", max_model_len=64), shows_metrics=False)
     with serving(app, root_path="/under") as url:
-        assert httpx.get(f"{url}/metrics", timeout=5).status_code == 503
-        assert httpx.get(f"{url}/ready", timeout=5).json()["reason"] == "loading"
-        assert httpx.get(f"{url}/health", timeout=5).json() == {"state": "loading", "message": "loading"}
+        assert httpx.get(f"{url}/metrics", timeout=PATIENCE_S).status_code == 503
+        assert httpx.get(f"{url}/ready", timeout=PATIENCE_S).json()["reason"] == "loading"
+        assert httpx.get(f"{url}/health", timeout=PATIENCE_S).json() == {"state": "loading", "message": "loading"}
 
 
 def test_the_page_is_shown_while_the_model_is_fetched() -> None:
     metrics = Metrics(model_name="tiny", max_model_len=64)
     with (
         serving(LoadingApp("loading", metrics, page=PageFiles())) as url,
-        httpx.Client(base_url=url, timeout=5) as http,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
     ):
         assert http.get("/").headers["content-type"].startswith("text/html")
         assert http.get("/page/app.js").status_code == 200
         assert http.get("/", headers={"Accept": "application/json"}).status_code == 503
         assert http.post("/").status_code == http.get("/page/none").status_code == 503
     with serving(LoadingApp("loading", metrics)) as url:
-        assert httpx.get(url, timeout=5).status_code == 503
+        assert httpx.get(url, timeout=PATIENCE_S).status_code == 503

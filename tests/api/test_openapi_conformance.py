@@ -17,6 +17,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from tests.fake_engine import FakeEngine, saying
+from tests.waiting import PATIENCE_S
 
 _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 _FEW = settings(
@@ -60,7 +61,7 @@ def test_no_body_fails_the_server_or_gets_an_undocumented_answer(
     @_FEW
     @given(case=operation.as_strategy(generation_mode=mode))
     def conforms(case: Any) -> None:
-        case.call_and_validate(checks=_CHECKS, timeout=10)
+        case.call_and_validate(checks=_CHECKS, timeout=PATIENCE_S)
 
     conforms()
 
@@ -76,7 +77,7 @@ def test_a_stream_cut_anywhere_is_the_whole_answer(
     """The text has line ends, quotes and code points of every length; each step may end within one."""
     shared_engine.reset(saying(spoken, tokens_per_step=tokens_per_step))
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-    raw = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=10).content
+    raw = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S).content
     pieces, at = [], 0
     for size in cuts:
         pieces.append(raw[at : at + size])
@@ -87,7 +88,7 @@ def test_a_stream_cut_anywhere_is_the_whole_answer(
     *chunks, done = events.found
     assert done == "[DONE]"
     texts = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    whole = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, timeout=10).json()
+    whole = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, timeout=PATIENCE_S).json()
     assert "".join(texts) == whole["choices"][0]["message"]["content"]
 
 
@@ -117,7 +118,7 @@ def test_any_bytes_in_any_pieces_get_an_answer_in_the_shape_of_errors(
 ) -> None:
     shared_engine.reset()
     host = url.removeprefix("http://")
-    connection = http.client.HTTPConnection(host, timeout=10)
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     pieces, at = [], 0
     for size in sizes:
         pieces.append(raw[at : at + size])

@@ -9,8 +9,9 @@ import pytest
 
 from faser.config.server import ServerConfig
 from faser.types.engine import EngineState
-from tests.api.server import http_client, serving, settings, until
+from tests.api.server import http_client, serving, settings
 from tests.fake_engine import END, FakeEngine
+from tests.waiting import until
 
 TEXT = "/v1/completions"
 

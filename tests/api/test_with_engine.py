@@ -20,6 +20,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from tests.api.server import MODEL, settings
+from tests.waiting import PATIENCE_S
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=512, max_num_seqs=4, kv_cache_memory=1 << 20)
 
@@ -237,7 +238,7 @@ def test_client_that_leaves_frees_its_place_in_the_engine(tiny_checkpoint: Path)
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             await anext(answer.aiter_lines())
             assert engine.stats.num_running > 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while b'finished_reason="abort",model_name="tiny"} 1.0' not in (await client.get("/metrics")).content:
                 await asyncio.sleep(0.01)
         short = {"prompt": "the", "max_tokens": 1}

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from benchmarks.house import counted
+from benchmarks.house import counted, drawing, folders
 
 TEXT = '''"""A module.
 
@@ -42,4 +42,18 @@ def test_a_checkout_is_counted_as_by_hand(tmp_path: Path) -> None:
         "is None": 2,
         "folders": 2,
         "public classes of two modules": 1,
+        "functions": 4,
+        "functions over 50 lines": 0,
+        "functions of 9 or more parameters": 0,
+        "lines of C++": 0,
+        "lines of the page": 0,
     }
+    assert folders(tmp_path) == {"b": 16}
+
+
+def test_a_folder_has_a_bar_for_each_checkout() -> None:
+    before, after = drawing({"1": {"api": 1000}, "2": {"api": 2, "ray": 1}, "3": {"api": 2000, "ray": 500}}).split(
+        "\n"
+    )
+    assert before.split() == ["api", "1.0k", "██", "2.0k", "████"]
+    assert after.split() == ["ray", "0.0k", "0.5k", "█"]

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from benchmarks.runner import (
     run_program,
     timed_turns,
 )
+from tests.waiting import PATIENCE_S, until
 
 _PARENT = """
 import sys, time
@@ -91,8 +91,7 @@ def test_busy_processes_of_normal_priority_run_as_long_as_the_block_even_if_it_f
         busy = _children() - before
         assert len(busy) == 2
         assert {process.nice() for process in busy} == {psutil.Process().nice()}
-        time.sleep(0.5)
-        assert sum(process.cpu_times().user for process in busy) > 0
+        until(lambda: sum(process.cpu_times().user for process in busy) > 0)
         raise KeyError
 
     assert not [process for process in busy if process.is_running()]
@@ -110,7 +109,7 @@ def test_a_busy_process_ends_by_itself_when_its_parent_was_killed() -> None:
         assert parent.stdout.readline() == b"busy\n"
         (busy,) = psutil.Process(parent.pid).children()
         parent.send_signal(signal.SIGKILL)
-    busy.wait(10)
+    busy.wait(PATIENCE_S)
 
 
 def test_results_name_no_directories_of_the_machine_they_were_measured_on() -> None:

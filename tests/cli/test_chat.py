@@ -175,7 +175,7 @@ def test_an_event_may_hold_what_unicode_calls_line_ends() -> None:
         (400, b'{"error": {"message": "too long"}}', RequestError, "400: too long"),
         (502, b"bad gateway\n", RequestError, "502: bad gateway"),
         (200, sse(delta(content="Pa"), {"error": {"message": "it died"}}, "[DONE]"), EngineError, "it died"),
-        (200, sse(delta(content="Pa")), EngineError, "the answer broke off"),
+        (200, sse(delta(content="Pa")), EngineError, "the answer ended early"),
     ],
 )
 def test_a_response_without_an_answer_is_an_error(

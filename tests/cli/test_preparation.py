@@ -20,6 +20,7 @@ from faser.config.server import ServerConfig
 from faser.config.sources import UsageError
 from faser.errors import ConfigError
 from tests.cli.certificates import ENCRYPTED_KEY, ONE, TWO
+from tests.waiting import PATIENCE_S
 
 
 def keys_of(folder: Path, content: bytes, *flags: str) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ def presented(context: ssl.SSLContext) -> bytes:
     with client.wrap_socket(ours, server_hostname="localhost") as connection:
         shown = connection.getpeercert(binary_form=True)
         connection.sendall(b"x")
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert shown is not None
     return shown
 

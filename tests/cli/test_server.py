@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from faser.cli.server import SAME_S
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +52,7 @@ def line(process: subprocess.Popen[str]) -> str:
 def ask(url: str, answers: list[str]) -> threading.Thread:
     def run() -> None:
         try:
-            answers.append(httpx.get(url, timeout=10).text)
+            answers.append(httpx.get(url, timeout=PATIENCE_S).text)
         except httpx.HTTPError as error:
             answers.append(type(error).__name__)
 
@@ -72,7 +73,7 @@ def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: si
         asking.join()
         assert answers == ["ok"]
         assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_signal_ends_a_server_whose_log_nothing_reads_any_more() -> None:
@@ -82,7 +83,7 @@ def test_a_signal_ends_a_server_whose_log_nothing_reads_any_more() -> None:
         process.stderr.close()
         process.send_signal(signal.SIGTERM)
         assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        process.wait(5)
+        process.wait(PATIENCE_S)
 
 
 def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
@@ -93,7 +94,7 @@ def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
         assert line(process) == "asked"
         process.send_signal(signal.SIGTERM)
         assert line(process) == "drained, 1 left"
-        assert process.wait(8) == 0
+        assert process.wait(PATIENCE_S) == 0
         asking.join()
 
 
@@ -117,7 +118,7 @@ def test_a_second_signal_quits_at_once(first: signal.Signals, second: signal.Sig
         assert "finishing running requests" in process.stderr.readline()
         time.sleep(2 * SAME_S)
         process.send_signal(second)
-        assert process.wait(5) == 128 + second
+        assert process.wait(PATIENCE_S) == 128 + second
         asking.join()
 
 
@@ -137,7 +138,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_and_hangups_end_nothing() -> N
         asking.join()
         assert answers == ["ok"]
         assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_closed_terminal_lets_running_requests_finish() -> None:
@@ -157,18 +158,18 @@ def test_a_closed_terminal_lets_running_requests_finish() -> None:
         asking.join()
         assert answers == ["ok"]
         assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        process.wait(5)
+        process.wait(PATIENCE_S)
 
 
 def test_nohup_keeps_a_server_through_the_end_of_its_terminal() -> None:
     with server("ready", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as (process, url):
         assert line(process) == "ready"
         process.send_signal(signal.SIGHUP)
-        assert httpx.get(url, timeout=10).text == "ok"
+        assert httpx.get(url, timeout=PATIENCE_S).text == "ok"
         assert line(process) == "asked"
         process.send_signal(signal.SIGTERM)
         assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
@@ -178,20 +179,20 @@ def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
     number: signal.Signals, status: int, fate: str, ends: list[str]
 ) -> None:
     with server(fate, 60) as (process, url):
-        assert httpx.get(url, timeout=10).text == "ok"
+        assert httpx.get(url, timeout=PATIENCE_S).text == "ok"
         assert line(process) == "asked"
         began_s = time.monotonic()
         process.send_signal(number)
         assert [line(process) for _ in ends] == ends
-        _, said = process.communicate(timeout=10)
-        assert time.monotonic() - began_s < 10  # requests would be given 60
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert time.monotonic() - began_s < PATIENCE_S  # requests would be given 60
         assert process.returncode == status
         assert said == "faser serve: stopped before it was ready\n"
 
 
 def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
     with server("bad-fetch") as (process, _):
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert errors.strip() == "there is no network"
 
@@ -202,7 +203,7 @@ def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
 def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, reason: str) -> None:
     with server(fate) as (process, _):
         assert line(process) == "stopped"
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert errors.strip().endswith(reason)
 
@@ -210,6 +211,6 @@ def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, r
 def test_an_engine_that_ends_for_good_ends_the_server_with_its_reason_and_status_1() -> None:
     with server("dying") as (process, _):
         assert [line(process), line(process), line(process)] == ["ready", "drained, 0 left", "stopped"]
-        _, errors = process.communicate(timeout=5)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert errors.strip().endswith("the engine died (signal 9)")

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,10 +17,11 @@ import psutil
 
 from faser.config.environment import cache_dir
 from faser.processes import python_command
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 180.0
-END_TIMEOUT_S = 15.0
+END_TIMEOUT_S = 60.0
 
 # The reference arithmetic on one thread: a test must not fight for cores.
 _COMMON_FLAGS = ("--port", "0", "--dtype", "float32", "--backend", "torch", "--num-threads", "1")
@@ -135,11 +135,3 @@ def serving(model: Path, folder: Path, *flags: str, key: str = "none") -> Iterat
         yield server
     finally:
         end(server)
-
-
-def until(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Wait for what another process brings about."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"it did not happen within {timeout_s} s"
-        time.sleep(0.005)

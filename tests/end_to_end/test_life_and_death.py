@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import MODEL
-from tests.end_to_end.server import Server, end, serving, start, until
+from tests.end_to_end.server import Server, end, serving, start
+from tests.waiting import until
 
 PROMPT = "the quick brown fox"
 SHORT, LONG = 200, 1500  # tokens of an answer
-SOON_S = 5.0
 # Nobody drafts, so that no steps are measured at the start: that would be most of it.
 _FAST_START = ("--speculative-policy", "off", "--served-model-name", MODEL)
 RESTART_S = 60.0  # of an engine, on a machine that does other things too
@@ -99,7 +99,7 @@ def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(fresh: Iterator[Serv
     engine = server.engine_process()
     stream = Stream(server, SHORT)
     server.process.send_signal(signal.SIGTERM)
-    until(lambda: not ready(server)["ready"], SOON_S)
+    until(lambda: not ready(server)["ready"])
     assert ready(server)["reason"] == "draining"
     assert health(server) == 200
     refused = asks(server)
@@ -130,7 +130,7 @@ def test_a_killed_engine_fails_what_runs_and_is_started_again(fresh: Iterator[Se
     answers: list[httpx.Response] = []
     whole = threading.Thread(target=lambda: answers.append(_long_answer(server)))
     whole.start()
-    until(lambda: server.metric("num_requests_running") == 2, 10)
+    until(lambda: server.metric("num_requests_running") == 2)
     server.engine_process().kill()
     stream.join()
     whole.join(10)
@@ -162,7 +162,7 @@ def test_sigterm_while_the_engine_is_started_again_ends_the_server_with_status_0
     server = next(fresh)
     engine = server.engine_process()
     engine.kill()
-    until(lambda: ready(server).get("reason") == "restarting", SOON_S)
+    until(lambda: ready(server).get("reason") == "restarting")
     until(lambda: bool(psutil.Process(server.process.pid).children()) and _has_ended(engine), RESTART_S)
     server.process.send_signal(signal.SIGTERM)
     assert server.wait_end() == 0
@@ -172,7 +172,7 @@ def test_sigterm_while_the_engine_is_started_again_ends_the_server_with_status_0
 def test_the_death_after_the_last_restart_ends_the_server_with_status_1(strict: Server) -> None:
     server = strict
     server.engine_process().kill()
-    until(lambda: not ready(server)["ready"], SOON_S)
+    until(lambda: not ready(server)["ready"])
     until(lambda: ready(server)["ready"], RESTART_S)
     server.engine_process().kill()
     assert server.wait_end() == 1
@@ -208,14 +208,14 @@ def test_a_killed_front_end_leaves_no_engine_at_work(fresh: Iterator[Server]) ->
     server.process.kill()
     stream.join()
     assert stream.error is not None
-    until(lambda: _has_ended(engine), SOON_S)
+    until(lambda: _has_ended(engine))
 
 
 def test_a_killed_front_end_leaves_no_idle_engine(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()
     server.process.kill()
-    until(lambda: _has_ended(engine), SOON_S)
+    until(lambda: _has_ended(engine))
 
 
 def _has_ended(process: psutil.Process) -> bool:
@@ -229,7 +229,7 @@ def _has_ended(process: psutil.Process) -> bool:
 def test_sigterm_ends_a_server_that_is_still_loading(tiny_checkpoint: Path, folder: Path) -> None:
     server = start(tiny_checkpoint, folder)
     try:
-        until(lambda: "starting the engine" in server.log, 30)
+        until(lambda: "starting the engine" in server.log)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_end() == 0
         assert " ready at " not in server.log
@@ -240,7 +240,7 @@ def test_sigterm_ends_a_server_that_is_still_loading(tiny_checkpoint: Path, fold
 def test_an_engine_killed_while_loading_ends_the_server_with_status_1(tiny_checkpoint: Path, folder: Path) -> None:
     server = start(tiny_checkpoint, folder)
     try:
-        until(lambda: bool(psutil.Process(server.process.pid).children()), 30)
+        until(lambda: bool(psutil.Process(server.process.pid).children()))
         server.engine_process().kill()
         assert server.wait_end() == 1
         assert server.log.splitlines()[-1] == "faser serve: the engine died (signal 9)"

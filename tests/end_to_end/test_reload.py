@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.cli.certificates import ONE, TWO, Certificate
-from tests.end_to_end.server import Server, serving, until
+from tests.end_to_end.server import Server, serving
+from tests.waiting import until
 
 BODY = {"prompt": "the quick brown fox", "max_tokens": 200, "ignore_eos": True, "stream": True}
 
@@ -48,7 +49,7 @@ def hang_up(server: Server, saying: str) -> None:
     before = server.log.count(saying)
     os.kill(server.engine_process().pid, signal.SIGHUP)
     server.process.send_signal(signal.SIGHUP)
-    until(lambda: server.log.count(saying) > before, 10)
+    until(lambda: server.log.count(saying) > before)
 
 
 def test_keys_and_certificate_are_replaced_and_no_connection_is_dropped(guarded: Server, files: Path) -> None:

@@ -6,7 +6,8 @@ import openai
 import pytest
 
 from tests.end_to_end.conftest import MODEL
-from tests.end_to_end.server import Server, until
+from tests.end_to_end.server import Server
+from tests.waiting import until
 
 PROMPT = "a model reads a prompt and answers token by token"
 EOS_TOKEN_ID = 2
@@ -32,10 +33,10 @@ def test_a_seed_gives_the_same_text_alone_and_among_15_others(server: Server, cl
     with client.completions.create(
         model=MODEL, prompt="others", n=15, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ):
-        until(lambda: server.metric("num_requests_running") == 15, 10)
+        until(lambda: server.metric("num_requests_running") == 15)
         for _ in range(3):
             assert say(client, **asked).text == alone
-        until(lambda: server.metric("num_requests_running") == 15, 10)  # the answer just given has left
+        until(lambda: server.metric("num_requests_running") == 15)  # the answer just given has left
     assert say(client, **asked | {"seed": 78}).text != alone
 
 

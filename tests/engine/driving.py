@@ -226,13 +226,13 @@ class Driver:
         return self._ahead is not None
 
     def plan(self) -> StepPlan | None:
-        requests = self.scheduler.propose()
+        requests = self.scheduler.drafts.propose()
         self.scheduler.check_invariants()
         if isinstance(requests, DraftPlan):
-            self.scheduler.drafted(self.executor.draft(requests))
+            self.scheduler.drafts.drafted(self.executor.draft(requests))
         plan = self.scheduler.plan()
         self.scheduler.check_invariants()
-        self._ahead = None if plan is None else self.scheduler.propose_overlapped(plan)
+        self._ahead = None if plan is None else self.scheduler.drafts.propose_overlapped(plan)
         self.scheduler.check_invariants()
         return plan
 
@@ -241,7 +241,7 @@ class Driver:
             result = self.executor.run(plan)
         else:
             result, drafts = self.executor.run_overlapped(plan, self._ahead)
-            self.scheduler.drafted(drafts)
+            self.scheduler.drafts.drafted(drafts)
         deltas = list(self.scheduler.commit(plan, result))
         self.scheduler.check_invariants()
         for delta in deltas:

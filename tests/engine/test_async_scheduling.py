@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, StepDeltas
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.kv_cache import KvManager
@@ -20,6 +19,7 @@ from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types.answer import FinishReason
+from faser.types.arrays import Ints
 from faser.types.request import Request, SpeculationParams
 from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request

@@ -10,6 +10,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built, build, native_acceptance
 from faser.engine.contract.step_times import Role, StepTimes
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.errors import ConfigError
 
@@ -103,7 +104,7 @@ def test_acceptance_is_estimated_natively_whatever_drafts(tiny_checkpoint: Path,
     model = {"model": str(tiny_checkpoint)} if method == "draft_model" else {}
     found = built(tiny_checkpoint, {"method": method, **model}, step_times=TIMES)
     control = found.engine._scheduler._speculation
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     assert control._acceptance.native is not None
 
 

@@ -53,6 +53,7 @@ class ScriptedScheduler:
         self.spans: list[StepSpan | None] = []
         self.has_more = True
         self.check: DrafterCheck | None = None
+        self.drafts = self
 
     def propose(self) -> DraftPlan | None:
         self._calls.append(("propose",))

@@ -28,6 +28,7 @@ from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.heads.head import HeadDrafter
+from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
 from faser.errors import ConfigError, ModelError
 from faser.types.request import Request
 from tests.checkpoints import write_tokenizer
@@ -299,7 +300,7 @@ def test_of_a_large_vocabulary_the_layer_chooses_how_many_tokens_it_drafts(tmp_p
     (drafter,) = drafters
     assert isinstance(drafter, HeadDrafter)
     vocabulary = drafter.vocabulary
-    assert vocabulary is not None
+    assert isinstance(vocabulary, DraftVocabulary)
     assert (vocabulary.sizes, vocabulary.size) == ((8_192, 16_384, 32_768, 65_536), 32_768)
     sizes = cycle(range(4))
     found: dict[tuple[str, int], list[int]] = {}
@@ -342,9 +343,9 @@ def test_several_layers_are_refused_where_they_are_asked_for(
 ) -> None:
     write_mtp_model(tmp_path)
     edit_weights(tmp_path, {"mtp.layers.1.input_layernorm.weight": torch.zeros(64)})
-    with pytest.raises(ModelError, match="2 MTP layers; only one is computed"):
+    with pytest.raises(ModelError, match="2 MTP layers; only one is supported"):
         built(tmp_path, {"method": "mtp"})
     with caplog.at_level(logging.WARNING, "faser"):
         engine = built(tmp_path, {}).engine
-    assert "2 MTP layers; only one is computed; it does not draft" in caplog.text
+    assert "2 MTP layers; only one is supported; it does not draft" in caplog.text
     assert answers(engine, asked()[:1])

@@ -12,6 +12,7 @@ from faser.engine.structure.trials import COSTLY, QUICK, Budget, TrialUnwantedEr
 from faser.errors import GrammarCostError, OverloadError, RequestError
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
+from tests.waiting import PATIENCE_S
 
 
 def request(name: str, tenant: str = "") -> Request:
@@ -30,10 +31,10 @@ class Grammars:
         self.preparation = Preparation(self._prepare, self.messages.put, lambda: self.now_s)
 
     def next_begun(self) -> str:
-        return self.begun.get(timeout=10)[0]
+        return self.begun.get(timeout=PATIENCE_S)[0]
 
     def next_prepared(self) -> Prepared:
-        found = self.messages.get(timeout=10)
+        found = self.messages.get(timeout=PATIENCE_S)
         self.preparation.end(found.request)
         return found
 
@@ -60,7 +61,7 @@ def test_a_request_comes_back_from_another_thread() -> None:
     threads: list[threading.Thread] = []
     preparation = Preparation(lambda *_: threads.append(threading.current_thread()), messages.put)
     preparation.begin(request("a"))
-    assert messages.get(timeout=10) == Prepared(request("a"), None)
+    assert messages.get(timeout=PATIENCE_S) == Prepared(request("a"), None)
     assert threads != [threading.current_thread()]
     assert preparation.end(request("a")) == []
 
@@ -83,7 +84,7 @@ def test_a_failure_is_the_requests_own(error: Exception, message: str) -> None:
     preparation = Preparation(fail, messages.put)
     for name in ("bad", "good"):
         preparation.begin(request(name))
-    found = {each.request.request_id: each.error for each in (messages.get(timeout=10) for _ in range(2))}
+    found = {each.request.request_id: each.error for each in (messages.get(timeout=PATIENCE_S) for _ in range(2))}
     assert found["good"] is None
     assert message in str(found["bad"])
 
@@ -92,14 +93,14 @@ def test_costly_grammars_of_many_tenants_never_take_the_quick_thread() -> None:
     grammars = Grammars(hold=lambda name: name.startswith("costly"))
     for i in range(100):
         grammars.preparation.begin(request(f"costly {i}", f"tenant {i}"))
-    assert grammars.begun.get(timeout=10) == ("costly 0", COSTLY.cpu_s)
+    assert grammars.begun.get(timeout=PATIENCE_S) == ("costly 0", COSTLY.cpu_s)
     for name in ("quick", "quick too"):
         grammars.preparation.begin(request(name, "bystander"))
-        assert grammars.begun.get(timeout=10) == (name, QUICK.cpu_s)
+        assert grammars.begun.get(timeout=PATIENCE_S) == (name, QUICK.cpu_s)
         assert grammars.next_prepared() == Prepared(request(name, "bystander"), None)
     grammars.let_go()
     assert grammars.next_prepared().request.request_id == "costly 0"
-    assert grammars.begun.get(timeout=10) == ("costly 1", COSTLY.cpu_s)
+    assert grammars.begun.get(timeout=PATIENCE_S) == ("costly 1", COSTLY.cpu_s)
 
 
 def test_tenants_take_turns_with_one_grammar_in_work_each(grammars: Grammars) -> None:
@@ -167,7 +168,7 @@ def test_aborts_of_samples_are_kept_until_the_request_is_prepared(grammars: Gram
     assert grammars.preparation.abort(Abort("a", 1))
     assert not grammars.preparation.abort(Abort("b"))
     grammars.let_go()
-    assert grammars.messages.get(timeout=10) == Prepared(request("a"), None)
+    assert grammars.messages.get(timeout=PATIENCE_S) == Prepared(request("a"), None)
     assert grammars.preparation.end(request("a")) == [Abort("a", 1)]
     assert not grammars.preparation.abort(Abort("a"))
 

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.activation import Activation
 from tests.kernels.layouts import (
     BLOCK_SIZE,
     Span,
@@ -75,7 +76,9 @@ def test_the_gate_of_gpt_oss_clamps_both_halves_and_adds_one(backend: TorchBacke
         [g / (1 + math.exp(-1.702 * g)) * (u + 1) for g in (-20, -2, 0.5, 6.5, 7)] for u in (7, 7, 0.25, -6, -7)
     ]
     both = torch.cat((gate.expand(5, 5), up.expand(5, 5)), 1)
-    assert_close(backend.gate(both, torch.empty(5, 5), "swigluoai"), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
+    assert_close(
+        backend.gate(both, torch.empty(5, 5), Activation.SWIGLU_OAI), torch.tensor(wanted), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])

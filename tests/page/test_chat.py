@@ -11,8 +11,9 @@ import pytest
 
 from faser.errors import OverloadError
 from faser.types.engine import EngineState
-from tests.api.server import serving, settings, until
+from tests.api.server import serving, settings
 from tests.fake_engine import FakeEngine, saying
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from faser.config.sources import UsageError, server_settings
 from faser.ray.calls import Call
 from faser.ray.replica import called, replica_settings
+from tests.waiting import PATIENCE_S
 
 app = FastAPI()
 heard: list[str] = []
@@ -84,7 +85,7 @@ def test_parts_come_when_they_are_sent_and_leaving_ends_the_application() -> Non
         return found
 
     async def within() -> list[Any]:
-        return await asyncio.wait_for(some(), 10)
+        return await asyncio.wait_for(some(), PATIENCE_S)
 
     (status, _), *parts = asyncio.run(within())
     assert status == 200

@@ -64,7 +64,7 @@ def _mixture(network: ExpertsSpec, hidden: int, backend: Backend, device: str) -
         down=tuple(packed(hidden, network.size, 1.0) for _ in range(network.num_experts)),
         top_k=network.top_k,
         renormalise=network.renormalise,
-        activation=network.activation.value,
+        activation=network.activation,
     )
 
 

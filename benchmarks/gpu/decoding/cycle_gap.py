@@ -1,7 +1,8 @@
-"""Phase `gap`: how long a device has nothing to do between a verification and the drafts behind it.
+"""Phase `cycle`: drafting and verifying, and how long a device has nothing to do between the two.
 
-Cycles of a fixed number of drafted tokens at given acceptance, at each number of sequences, with steps that are
-read before anything follows them (`--no-async-scheduling`) and with drafts that are launched behind them. The
+Cycles of a fixed number of drafted tokens at given acceptance, at each number of sequences, against the sum of
+their floors: with steps that are read before anything follows them (`--no-async-scheduling`) and with drafts that
+are launched behind them. The
 device marks when it is done with what a verification samples, and when it could begin the first pass; between
 these marks there is only what it finds out about the step, or nothing.
 
@@ -9,10 +10,12 @@ Predicted for Qwen3-8B and 0.6B on an H200, from the launches of both: 2.25, 2.8
 sequences where steps are read, below .3 ms behind them, and cycles that are as much shorter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.decoding import environment
 from benchmarks.gpu.decoding.policies import synthetic
 from benchmarks.gpu.engines import (
     Opened,
@@ -23,9 +26,11 @@ from benchmarks.gpu.engines import (
     target_of,
     with_engine,
 )
+from benchmarks.gpu.models import floor_s
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.steps import ClosedLoop, DeviceClock, clock_of, greedy, made_up_prompts, spread_ms
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.runner.runner import Runner
 
 _ACCEPTANCE = 0.8
@@ -127,5 +132,25 @@ def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
                 "cycle_ms": spread_ms(steps.device_s),
                 "host_ms": spread_ms(steps.host_s),
                 "tokens_per_s": round(steps.tokens_per_s, 1),
+                **_floors(plan, desk, opened, draft_of(plan), sequences, steps.device_s),
             },
         )
+
+
+def _floors(
+    plan: Plan, desk: Desk, opened: Opened, draft: Path, sequences: int, taken_s: Sequence[float]
+) -> dict[str, float]:
+    """Return the least times: as many passes of the draft model as drafted tokens, and a step over all rows."""
+    bytes_s, flops_s = environment.bytes_s(desk.folder), environment.flops_s(desk.folder)
+    kv_tokens, gamma = sequences * plan.sizes.context, plan.sizes.cycle_gamma
+    one_pass_s = floor_s(
+        read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
+    )
+    step_s = floor_s(
+        opened.spec, rows=sequences * (gamma + 1), kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
+    )
+    least_s = gamma * one_pass_s + step_s
+    return {
+        "floor_ms": round(1e3 * least_s, 4),
+        "times_floor": round(spread_ms(taken_s)["median"] / (1e3 * least_s), 3),
+    }

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,25 +30,30 @@ from faser.config.environment import cache_dir, cuda_environment
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.startup.device import modules_of
 from faser.engine.execution.startup.memory import CachedModel
-from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, spec_of
+from faser.errors import ConfigError
+from faser.kernels.cuda.flashinfer.build import ARCH, Module, modules_dir, product_modules, spec_of
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.interface.fp8 import FP8
 
 
 def needed_modules(sizes: Sizes) -> tuple[Module, ...]:
-    """For all models that phases run on a device."""
+    """For all models that phases run on a device, and the target over keys and values in 8 bits."""
     shapes = (sizes.target, sizes.draft, *sizes.checked, *(config for _, config in sizes.overlap_drafts))
     shapes += (*sizes.mixtures, *sizes.families, sizes.answering)
     models = [
-        CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in shapes
+        CachedModel(spec=decoder_spec(each), dtype=torch.bfloat16, kv_dtype=stored)
+        for each, stored in (*((each, torch.bfloat16) for each in shapes), (sizes.target, FP8))
     ]
-    return modules_of(models)
+    return (*modules_of(models), *product_modules(ARCH))
 
 
 def loaded() -> Json:
-    """Seconds of the import and of every module. Raises what FlashInfer raises for one that is missing."""
+    """Seconds of the import and of every module. Raises ConfigError naming those that are missing."""
     cuda_environment(compile_kernels=False)
+    folder = modules_dir(cache_dir() / "kernels", ARCH)
+    expect_modules(folder)
     began_s = time.perf_counter()
-    load_flashinfer(modules_dir(cache_dir() / "kernels", ARCH))
+    load_flashinfer(folder)
     taken_s = round(time.perf_counter() - began_s, 2)
     found: Json = {"package": sys.modules["flashinfer"].__file__, "import": taken_s}
     for module in needed_modules(ON_DEVICE):
@@ -55,6 +61,15 @@ def loaded() -> Json:
         spec_of(module.name).build_and_load()
         found[module.name] = round(time.perf_counter() - began_s, 2)
     return found
+
+
+def expect_modules(folder: Path) -> None:
+    """Raises ConfigError naming the modules that a folder lacks; FlashInfer's own error names none."""
+    if missing := [each.name for each in needed_modules(ON_DEVICE) if not each.is_in([folder])]:
+        names = ",".join(missing)
+        raise ConfigError(
+            f"{folder} lacks {names}; compile them with faser env --build-kernels --arch {ARCH} --only {names}"
+        )
 
 
 PHASE = "environment"

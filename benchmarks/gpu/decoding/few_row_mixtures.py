@@ -18,7 +18,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.decoding.mixture_tiles import weights
 from benchmarks.gpu.decoding.mixtures import cell_of, wanted_for
 from benchmarks.gpu.engines import Opened, with_engine
 from benchmarks.gpu.families import cut_to_fit, experts_of
@@ -29,7 +28,7 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import ExpertsSpec
 from faser.kernels.cuda.choices import GraphClock, KernelClock, Way
 from faser.kernels.cuda.flashinfer.few_row_mixtures import SEPARATE
-from faser.kernels.cuda.triton.experts import experts
+from faser.kernels.cuda.triton.experts import ExpertWeights, experts
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
 from faser.kernels.cuda.triton.layer_ops import rms_norm
 
@@ -39,6 +38,7 @@ PREDICTED_MS = {(1, 1): 3.1, (1, 5): 6.9, (8, 1): 7.9}
 _SHAPES = ((1, 1), (2, 2), (4, 4), (8, 8), (8, 5))  # rows, and those that are no padding
 _DRY_SHAPES = ((1, 1), (2, 1))
 _EPS = 1e-6
+_WEIGHTS_STD, _BIAS_STD = 0.02, 0.01
 _LOADING_S = 25.0
 
 
@@ -80,7 +80,7 @@ class Layer:
         random = torch.Generator(device).manual_seed(1)
         router = torch.randn((network.num_experts, hidden), generator=random, device=device) / math.sqrt(hidden)
         kernels = FewRowExperts(
-            networks=weights(network, hidden, device, 0),
+            networks=_weights(network, hidden, device),
             router=router.to(torch.bfloat16),
             router_bias=None,
             top_k=network.top_k,
@@ -116,6 +116,21 @@ class Layer:
     @property
     def ways(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         return {SEPARATE: self.separate} | {name: partial(self.in_three, name) for name in FEW_ROW_TILES}
+
+
+def _weights(network: ExpertsSpec, hidden: int, device: str) -> ExpertWeights:
+    random = torch.Generator(device).manual_seed(0)
+
+    def drawn(*shape: int, std: float) -> tuple[Tensor, ...]:
+        made = torch.empty((network.num_experts, *shape), dtype=torch.bfloat16, device=device)
+        return made.normal_(0.0, std, generator=random).unbind()
+
+    return ExpertWeights.of(
+        drawn(2 * network.size, hidden, std=_WEIGHTS_STD),
+        drawn(hidden, network.size, std=_WEIGHTS_STD),
+        drawn(2 * network.size, std=_BIAS_STD) if network.bias else None,
+        drawn(hidden, std=_BIAS_STD) if network.bias else None,
+    )
 
 
 @torch.inference_mode()

@@ -5,9 +5,9 @@
     layers     the products of a layer together, in separate launches and in the fastest one launch of each
 
 Each in 16 bits, and the target's in fp8: separate launches round the rows to 8 bits as well, which is most of the
-difference. Joined launches of a layer in fp8 are in the log ("layer in 8 bits"), whole steps in the phase `fp8`.
+difference. Joined launches of a layer in fp8 are in the log ("layer in 8 bits").
 
-Whole steps with the ways that were chosen are in the phases `plain` and `draft`, attention's times in the log.
+Whole steps with the ways that were chosen are in the phases `plain` and `passes`, attention's times in the log.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Phases `plain`, `draft` and `verify`: decoding without speculation, and what a step costs that verifies.
+"""Phases `plain` and `verify`: decoding without speculation, and what a step costs that verifies.
 
 period   from one step's end on the device to the next one's, through Engine.step
 bare     the same rows through the runner alone, one step behind the other
@@ -8,9 +8,8 @@ By sequences at a time; `verify` by rows of each as well, and by the runner alon
 """
 
 import statistics
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.gpu.decoding import environment
@@ -18,7 +17,6 @@ from benchmarks.gpu.engines import (
     Opened,
     Wanted,
     close,
-    draft_of,
     made_up,
     made_up_costs,
     open_engine,
@@ -39,87 +37,87 @@ from benchmarks.gpu.steps import (
     spread_ms,
     steps_s,
 )
+from faser.engine.execution.runner.batch import RowBatch
 
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
 
 
 def run(plan: Plan, desk: Desk) -> None:
-    _decode(plan, desk, "target", target_of(plan))
-
-
-def run_draft(plan: Plan, desk: Desk) -> None:
-    """The draft model alone, as if it were served: what one of its passes costs, by sequences."""
-    _decode(plan, desk, "draft", draft_of(plan))
-
-
-def _decode(plan: Plan, desk: Desk, name: str, directory: Path) -> None:
-    desk.say(f"loading {name}")
-    with_engine(plan, _wanted(plan, directory), partial(_cells, plan, desk, name))
-
-
-def _wanted(plan: Plan, directory: Path) -> Wanted:
+    """The runner alone comes first: what the prefix cache holds is void afterwards, and nothing is in it yet."""
     sizes = plan.sizes
-    return Wanted(
-        target=directory,
+    desk.say("loading target")
+    wanted = Wanted(
+        target=target_of(plan),
         sequences=max(sizes.batches),
         context=sizes.context,
         rows=sizes.rows,
         sources=made_up(plan),
     )
 
+    def work(opened: Opened) -> None:
+        bare_cells(plan, desk, "bare", sizes.batches, opened)
+        _engine_cells(plan, desk, opened)
 
-def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
-    """The runner alone comes first: what the prefix cache holds is void afterwards, and nothing is in it yet."""
-    bare_cells(plan, desk, name, plan.sizes.batches, opened)
-    _engine_cells(plan, desk, opened, name)
+    with_engine(plan, wanted, work)
+
+
+def bare_batch(plan: Plan, opened: Opened, sequences: int, rows_each: int = 1) -> RowBatch:
+    info = opened.info
+    return batch_of(
+        sequences=sequences,
+        rows_each=rows_each,
+        context=plan.sizes.context,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        vocab_size=info.vocab_size,
+    )
 
 
 def bare_cells(
-    plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened, *, product_bytes: int = VALUE_BYTES
+    plan: Plan,
+    desk: Desk,
+    table: str,
+    batches: Sequence[int],
+    opened: Opened,
+    *,
+    about: Mapping[str, Any] = MappingProxyType({}),
+    product_bytes: int = VALUE_BYTES,
+    kv_share: float = 1.0,
 ) -> None:
-    """The runner alone, by sequences. product_bytes: of a weight of the layers' products, for the floors."""
-    clock, info, runner = clock_of(plan.device), opened.info, opened.runner
+    """The runner alone, by sequences.
+
+    For the floors: product_bytes: of a weight of the layers' products; kv_share: bytes of a cached value, as a
+    share of 16 bits.
+    """
+    context = plan.sizes.context
     for sequences in sorted(batches):
-        if not desk.may_begin(f"{name}: {sequences} rows, bare"):
+        if not desk.may_begin(f"{table} {dict(about)}: {sequences} rows"):
             continue
-        batch = batch_of(
-            sequences=sequences,
-            rows_each=1,
-            context=plan.sizes.context,
-            num_blocks=info.num_blocks,
-            block_size=info.block_size,
-            vocab_size=info.vocab_size,
+        batch = bare_batch(plan, opened, sequences)
+        taken = steps_s(opened.runner, batch, clock_of(plan.device), plan.sizes.steps)
+        least = floors(
+            desk,
+            opened,
+            rows=sequences,
+            kv_tokens=round(kv_share * sequences * context),
+            taken_s=taken,
+            product_bytes=product_bytes,
         )
-        taken = steps_s(runner, batch, clock, plan.sizes.steps)
-        desk.append(
-            f"{name} bare",
-            {
-                "sequences": sequences,
-                "context": plan.sizes.context,
-                "bare_ms": spread_ms(taken),
-                **floors(
-                    desk,
-                    opened,
-                    rows=sequences,
-                    kv_tokens=sequences * plan.sizes.context,
-                    taken_s=taken,
-                    product_bytes=product_bytes,
-                ),
-            },
-        )
+        row = {**about, "sequences": sequences, "context": context, "bare_ms": spread_ms(taken)}
+        desk.append(table, row | least)
 
 
-def _engine_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
+def _engine_cells(plan: Plan, desk: Desk, opened: Opened) -> None:
     sizes, loop = plan.sizes, ClosedLoop(opened.engine, clock_of(plan.device))
     prompts = made_up_prompts(max(sizes.batches), sizes.context, opened.info.vocab_size)
-    bare = {each["sequences"]: each["bare_ms"]["median"] for each in desk.result.get(f"{name} bare", [])}
+    bare = {each["sequences"]: each["bare_ms"]["median"] for each in desk.result.get("bare", [])}
     for sampling, asked in _SAMPLINGS.items():
-        if not desk.may_begin(f"{name}: reading {len(prompts)} prompts, {sampling}"):
+        if not desk.may_begin(f"reading {len(prompts)} prompts, {sampling}"):
             continue
         loop.start(prompts, asked)
         said = 0
         for sequences in sizes.batches:
-            if not desk.may_begin(f"{name}: {sequences} sequences, {sampling}"):
+            if not desk.may_begin(f"{sequences} sequences, {sampling}"):
                 continue
             loop.keep_first(sequences)
             loop.warm()
@@ -127,7 +125,7 @@ def _engine_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
             said += len(steps.host_s)
             row = _cell(desk, opened, steps, sequences=sequences, context=sizes.context + said)
             gap = None if sequences not in bare else round(row["period_ms"]["median"] - bare[sequences], 4)
-            desk.append(name, {"sampling": sampling, **row, "gap_ms": gap})
+            desk.append("target", {"sampling": sampling, **row, "gap_ms": gap})
         loop.stop()
 
 
@@ -188,20 +186,12 @@ def run_verify(plan: Plan, desk: Desk) -> None:
             costs=made_up_costs(),
         ),
     )
-    runner, info = opened.runner, opened.info
     for rows_each in sizes.verify_rows:
         for sequences in sizes.verify_batches:
             if not desk.may_begin(f"{sequences} sequences, {rows_each} rows each"):
                 continue
-            batch = batch_of(
-                sequences=sequences,
-                rows_each=rows_each,
-                context=sizes.context,
-                num_blocks=info.num_blocks,
-                block_size=info.block_size,
-                vocab_size=info.vocab_size,
-            )
-            taken = steps_s(runner, batch, clock, max(sizes.steps // 2, 2))
+            batch = bare_batch(plan, opened, sequences, rows_each)
+            taken = steps_s(opened.runner, batch, clock, max(sizes.steps // 2, 2))
             rows = sequences * rows_each
             desk.append(
                 "cells",

@@ -1,13 +1,10 @@
-"""Phases `policies` and `cycle`: what speculation gains at given acceptance, and how near to its floor a cycle is.
+"""Phase `policies`: what speculation gains at given acceptance.
 
 Policies take turns within a round on the same prompts: off first and last, the others between them, each round
 beginning with another one. A turn starts its sequences anew from the prefix cache, so that all see the same
 contexts, and notes the device's clocks. Ratios are to the mean of both turns of off in the same round, so that a
-drift within the round cancels; what counts is their median.
-
-`cycle` drafts a fixed number of tokens and verifies them, against the sum of the floors. `drafting` is the wall
-time of the drafter's part; the rest of a step is planning, verification and commit. Acceptance is given, so that
-the work is real and the tokens are not.
+drift within the round cancels; what counts is their median. Acceptance is given: the work is real and the tokens
+are not.
 """
 
 import statistics
@@ -18,24 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.decoding import environment
 from benchmarks.gpu.decoding.clocks import Clocks, nvml
 from benchmarks.gpu.engines import (
     Opened,
     Wanted,
-    close,
     draft_of,
     made_up,
-    made_up_costs,
-    open_engine,
     target_of,
     with_engine,
 )
-from benchmarks.gpu.models import floor_s
 from benchmarks.gpu.plan import Plan, Sizes
 from benchmarks.gpu.record import Desk, Json
-from benchmarks.gpu.steps import ClosedLoop, Steps, Tokens, clock_of, greedy, made_up_prompts, spread_ms
-from faser.engine.checkpoints.files import read_model_config
+from benchmarks.gpu.steps import ClosedLoop, Steps, Tokens, clock_of, greedy, made_up_prompts
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.statistics import PLAIN, SERIAL
@@ -231,72 +222,6 @@ def _speculation(engine: Engine) -> SpeculationStats:
     stats = engine.stats().speculation
     assert stats is not None, "the engine was built to speculate"
     return stats
-
-
-_ACCEPTANCE = 0.8
-
-
-def run_cycle(plan: Plan, desk: Desk) -> None:
-    sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
-    times = DraftTimes()
-    desk.say("loading both models")
-    opened = open_engine(
-        plan,
-        Wanted(
-            target=target,
-            draft=draft,
-            sequences=max(sizes.policy_batches),
-            context=sizes.context,
-            rows=sizes.rows,
-            sources=made_up(plan),
-            speculative=synthetic(draft, cap=sizes.cycle_gamma, acceptance=_ACCEPTANCE) | {"policy": "fixed"},
-            costs=made_up_costs(),
-            wrap_drafter=times.around,
-        ),
-    )
-    loop = ClosedLoop(opened.engine, clock_of(plan.device))
-    prompts = made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size)
-    for sequences in sizes.policy_batches:
-        if not desk.may_begin(f"{sequences} sequences, {sizes.cycle_gamma} drafted tokens"):
-            continue
-        loop.start(prompts[:sequences], greedy)
-        loop.warm()
-        times.forget()
-        steps = loop.look(seconds=sizes.cell_s, steps=sizes.steps)
-        loop.stop()
-        desk.append(
-            "cells",
-            {
-                "sequences": sequences,
-                "gamma": sizes.cycle_gamma,
-                "cycle_ms": spread_ms(steps.device_s),
-                "host_ms": spread_ms(steps.host_s),
-                "drafting_ms": spread_ms(times.seconds),
-                "passes": times.passes / len(times.seconds),
-                "tokens_per_s": round(steps.tokens_per_s, 1),
-                **_floors(plan, desk, opened, draft, sequences, steps.device_s),
-            },
-        )
-    close(opened)
-
-
-def _floors(
-    plan: Plan, desk: Desk, opened: Opened, draft: Path, sequences: int, taken_s: Sequence[float]
-) -> dict[str, float]:
-    """Return the least times: as many passes of the draft model as drafted tokens, and a step over all rows."""
-    bytes_s, flops_s = environment.bytes_s(desk.folder), environment.flops_s(desk.folder)
-    kv_tokens, gamma = sequences * plan.sizes.context, plan.sizes.cycle_gamma
-    one_pass_s = floor_s(
-        read_model_config(draft).spec, rows=sequences, kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
-    )
-    step_s = floor_s(
-        opened.spec, rows=sequences * (gamma + 1), kv_tokens=kv_tokens, bytes_s=bytes_s, flops_s=flops_s
-    )
-    least_s = gamma * one_pass_s + step_s
-    return {
-        "floor_ms": round(1e3 * least_s, 4),
-        "times_floor": round(spread_ms(taken_s)["median"] / (1e3 * least_s), 3),
-    }
 
 
 class DraftTimes:

@@ -100,12 +100,14 @@ def digest_of(folder: Path) -> str:
 
 MANIFEST = "manifest.json"
 _MIB = 1 << 20
-_EXPERIMENTS = "flashinfer/experimental/"
-# Attention imports none of these.
+_EXPERIMENTS, _IMPORTED = "flashinfer/experimental/", ("__init__.py", "cake_nvfp4_per_token/")
+# Attention and products import none of these.
 _NEVER = (
+    "flashinfer/attention/prims_ts/",
+    "flashinfer/cute_dsl/attention/",
+    "flashinfer/fused_moe/backends/cudnn_frost/artifacts/",
+    "flashinfer/fused_moe/cute_dsl/",
     "flashinfer/moe_ep/kernel_src/",
-    "flashinfer/experimental/b12x/",
-    "flashinfer/experimental/cake_vsa_sm90_cute/",
     "tvm_ffi/3rdparty/",
     "tvm_ffi/include/",
 )
@@ -199,13 +201,15 @@ def is_used(name: str) -> bool:
     """Return whether a wheel's member is wanted where nothing is compiled.
 
     FlashInfer reads the templates and sources of a module, which lie directly in one folder, even where it finds
-    the module compiled; other sources it does not, and of experiments it only imports the Python part.
+    the module compiled; of the rest only the Python part is used, and of experiments only what is imported.
     """
     if name.startswith(_NEVER):
         return False
     if name.startswith(_DATA):
         return name.startswith(_SOURCES) and "/" not in name.removeprefix(_SOURCES)
-    return name.endswith(".py") or not name.startswith(_EXPERIMENTS)
+    if name.startswith(_EXPERIMENTS):
+        return name.endswith(".py") and name.removeprefix(_EXPERIMENTS).startswith(_IMPORTED)
+    return name.endswith(".py") or not name.startswith("flashinfer/")
 
 
 def compiled_modules(asked: argparse.Namespace, needed: Sequence[Module], run: Run, say: Say) -> dict[str, int]:
@@ -310,7 +314,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("load", type=Path, metavar="LOAD")
     add("--cache", type=Path, metavar="DIR", default=cache_dir() / "gpu-day", help="what is kept [%(default)s]")
-    add("--vllm", action="store_true", help="with vLLM, for run b")
+    add("--vllm", action="store_true", help="with vLLM, for run d")
     add("--modules", type=Path, metavar="DIR", default=modules_dir(cache_dir() / "kernels", ARCH))
     add("--travel-mib", type=int, default=64, help="most of the load and the checkout together [64]")
     add("--xz-preset", type=int, choices=range(10), default=9, help="smaller or sooner [9]")

@@ -248,7 +248,8 @@ def main(arguments: Sequence[str]) -> int:
     compiling.install()
     with tempfile.TemporaryDirectory(prefix="faser-driver-") as driver:
         if compiling.compiles:
-            logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
+            for name in ("triton.runtime.build", "faser"):  # which warns of results, that nothing has computed
+                logging.getLogger(name).setLevel(logging.ERROR)
             empty_driver(Path(driver))
             add_loader()
         run()

@@ -5,12 +5,14 @@ AI (status: development), vLLM's for latencies and the request's id, and faser.*
 prompt, an answer or a stop string is in it.
 """
 
+import math
 from collections.abc import Sequence
 
 from faser.api.answers.handler import GenerationHandler
 from faser.api.answers.usage import Usage
 from faser.api.middleware.tracing import GenerationAttributes
 from faser.engine.client.output_stream import Timing
+from faser.optional import given, present
 from faser.tracing import AttributeValue, Phase
 from faser.types.sampling import SamplingParams, StructureKind
 
@@ -33,8 +35,8 @@ def describe(handler: GenerationHandler) -> GenerationAttributes:
     if not handler.readers:  # the engine has not accepted the requests
         attributes["gen_ai.usage.input_tokens"] = handler.usage.num_prompt_tokens
     else:
-        times = _Times([reader.timing for reader in handler.readers])
-        reasons = [state.finish_reason for state in handler.states if state.finish_reason is not None]
+        times = GenerationTimes([reader.timing for reader in handler.readers])
+        reasons = present(state.finish_reason for state in handler.states)
         attributes |= {"gen_ai.response.finish_reasons": reasons} if reasons else {}
         attributes |= _of_usage(handler.usage) | times.attributes() | _of_speculation(handler)
         phases = times.phases()
@@ -49,15 +51,14 @@ def _of_sampling(sampling: SamplingParams) -> dict[str, AttributeValue]:
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.output.type": "json" if structure is not None and structure.kind in _JSON_KINDS else "text",
     }
-    given: dict[str, tuple[AttributeValue | None, AttributeValue | None]] = {
-        "gen_ai.request.max_tokens": (sampling.max_tokens, None),
-        "gen_ai.request.seed": (sampling.seed, None),
+    attributes |= given({"gen_ai.request.max_tokens": sampling.max_tokens, "gen_ai.request.seed": sampling.seed})
+    edits: dict[str, tuple[AttributeValue, AttributeValue]] = {
         "gen_ai.request.top_k": (sampling.top_k, 0),
         "gen_ai.request.frequency_penalty": (sampling.frequency_penalty, 0.0),
         "gen_ai.request.presence_penalty": (sampling.presence_penalty, 0.0),
         "gen_ai.request.choice.count": (sampling.n, 1),
     }
-    attributes |= {name: value for name, (value, off) in given.items() if value is not None and value != off}
+    attributes |= {name: value for name, (value, off) in edits.items() if value != off}
     return attributes
 
 
@@ -92,35 +93,32 @@ def _of_speculation(handler: GenerationHandler) -> dict[str, AttributeValue]:
     }
 
 
-class _Times:
-    """Moments of all prompts of a request together: the first one scheduled, the first token, the last token."""
+class GenerationTimes:
+    """Moments of all prompts of a request together: the first one scheduled, the first token, the last token.
+
+    What has not happened is NaN, and so is each time from or to it.
+    """
 
     def __init__(self, timings: Sequence[Timing]) -> None:
         self._arrival_s = min(each.arrival_s for each in timings)
-        self._scheduled_s = min(
-            (each.scheduled_s for each in timings if each.scheduled_s is not None), default=None
-        )
-        self._first_s = min(
-            (each.first_token_s for each in timings if each.first_token_s is not None), default=None
-        )
-        self._last_s = max((moment for each in timings for moment in each.last_token_s.values()), default=None)
+        self._scheduled_s = min(present(each.scheduled_s for each in timings), default=math.nan)
+        self._first_s = min(present(each.first_token_s for each in timings), default=math.nan)
+        self._last_s = max((moment for each in timings for moment in each.last_token_s.values()), default=math.nan)
         self._num_preemptions = sum(sum(each.num_preemptions.values()) for each in timings)
 
     def attributes(self) -> dict[str, AttributeValue]:
         """In seconds. What had not happened by the end of the request has none."""
         arrival_s, scheduled_s, first_s, last_s = self._arrival_s, self._scheduled_s, self._first_s, self._last_s
-        latencies: dict[str, AttributeValue] = {"faser.preemptions": self._num_preemptions}
-        if scheduled_s is not None:
-            latencies["gen_ai.latency.time_in_queue"] = max(0.0, scheduled_s - arrival_s)
-        if first_s is not None:
-            latencies["gen_ai.latency.time_to_first_token"] = first_s - arrival_s
-        if scheduled_s is not None and first_s is not None and last_s is not None:
-            latencies["gen_ai.latency.time_in_model_prefill"] = first_s - scheduled_s
-            latencies["gen_ai.latency.time_in_model_decode"] = last_s - first_s
-            latencies["gen_ai.latency.time_in_model_inference"] = last_s - scheduled_s
-        if last_s is not None:
-            latencies["gen_ai.latency.e2e"] = last_s - arrival_s
-        return latencies
+        latencies = {
+            "gen_ai.latency.time_in_queue": max(scheduled_s - arrival_s, 0.0),
+            "gen_ai.latency.time_to_first_token": first_s - arrival_s,
+            "gen_ai.latency.time_in_model_prefill": first_s - scheduled_s,
+            "gen_ai.latency.time_in_model_decode": last_s - first_s,
+            "gen_ai.latency.time_in_model_inference": last_s - scheduled_s,
+            "gen_ai.latency.e2e": last_s - arrival_s,
+        }
+        happened = {name: seconds for name, seconds in latencies.items() if not math.isnan(seconds)}
+        return {"faser.preemptions": self._num_preemptions, **happened}
 
     def phases(self) -> list[Phase]:
         moments = (
@@ -131,5 +129,5 @@ class _Times:
         return [
             Phase(name=name, began_s=began_s, ended_s=max(began_s, ended_s))
             for name, began_s, ended_s in moments
-            if began_s is not None and ended_s is not None
+            if not math.isnan(ended_s - began_s)
         ]

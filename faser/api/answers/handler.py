@@ -26,6 +26,7 @@ from faser.api.middleware.tracing import trace_of
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.api.requests.service import OutputReader, Service
 from faser.errors import FaserError
+from faser.optional import present
 from faser.types.answer import OutputDelta, RequestOutput
 from faser.types.request import Request
 
@@ -157,7 +158,7 @@ class GenerationHandler:
     def _chunks(self, state: ChoiceState, delta: OutputDelta) -> bytes:
         """The events of one delta."""
         chunks = self.formatter.chunks(state, delta)
-        if delta.finish_reason is not None:
+        if delta.is_last:
             state.finish_reason = chunks[-1]["finish_reason"]
         self.usage.count_reasoning(state.index, state.num_reasoning_tokens)
         return self.framing.events(chunks, self.usage)
@@ -177,7 +178,7 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 def _joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
     """All deltas of one choice as one delta."""
     last = deltas[-1]
-    reports = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    reports = present(delta.logprobs for delta in deltas)
     return OutputDelta(
         index=last.index,
         text="".join(delta.text for delta in deltas),

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from faser.engine.client.output_stream import Timing
+from faser.optional import maybe, present
 from faser.types.answer import OutputDelta, SpeculationSummary, StepTrace
 from faser.types.request import NO_TARGETS, SpeculationParams
 
@@ -50,7 +51,7 @@ class Usage:
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
         self._reasoning_tokens: dict[int, int] = {}
-        self._prediction = None if predicted is None else PredictionUsage(predicted)
+        self._prediction = maybe(PredictionUsage, predicted)
         self._on_tokens = on_tokens
 
     def count_prompts(self) -> None:
@@ -115,9 +116,10 @@ def times_json(timing: Timing, num_tokens: int) -> dict[str, float]:
 
     The first token's time counts from the step that took the request up; queue_time_ms is the time before that.
     """
-    scheduled_s, first_s, last_s = timing.scheduled_s, timing.first_token_s, timing.last_token_s.get(0)
-    if scheduled_s is None or first_s is None or last_s is None:
+    moments = present((timing.scheduled_s, timing.first_token_s, timing.last_token_s.get(0)))
+    if len(moments) < 3:
         return {}
+    scheduled_s, first_s, last_s = moments
     found = {
         "time_to_first_token_ms": 1e3 * (first_s - scheduled_s),
         "generation_time_ms": 1e3 * (last_s - first_s),

@@ -270,7 +270,7 @@ _UNSUPPORTED = {
     "logits_processors": UnsupportedField("this server runs no code from requests", ([],)),
     "prompt_embeds": UnsupportedField("prompts are text or token ids"),
     "kv_transfer_params": UnsupportedField("the KV cache stays in one server", ({},)),
-    "logprob_token_ids": UnsupportedField("log probabilities are those of the likeliest tokens", ([],)),
+    "logprob_token_ids": UnsupportedField("log probabilities are those of the most likely tokens", ([],)),
     "repetition_detection": UnsupportedField("no answer is ended for repeating itself; use penalties"),
     "watermarking": UnsupportedField("answers are not watermarked", (False,)),
     "ec_transfer_params": UnsupportedField("there is no encoder cache", ({},)),

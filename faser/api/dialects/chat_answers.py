@@ -17,6 +17,7 @@ from faser.api.parsing.events import (
     collect,
 )
 from faser.api.requests.prompts import TokenizedPrompt
+from faser.optional import given, maybe
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs
 
 
@@ -64,12 +65,9 @@ class ChatFormatter:
             if self.echo:
                 chunks.append(_chunk(state, {"content": self.echo}))
         reported = (
-            delta.logprobs is not None
-            or self.return_token_ids
-            or delta.finish_reason is None
-            or delta.trace is not None
+            delta.logprobs is not None or self.return_token_ids or not delta.is_last or delta.trace is not None
         )
-        fields = _delta_fields(self._events(state, delta, complete=delta.finish_reason is not None))
+        fields = _delta_fields(self._events(state, delta, complete=delta.is_last))
         if not fields and delta.token_ids and reported:
             fields = [{"content": ""}]
         if fields:
@@ -77,10 +75,9 @@ class ChatFormatter:
             contents[0]["logprobs"] = self._logprobs(delta)
             if self.return_token_ids:
                 contents[0]["token_ids"] = delta.token_ids
-            if delta.trace is not None:
-                contents[0]["trace"] = trace_json(delta.trace)
+            contents[0] |= given({"trace": maybe(trace_json, delta.trace)})
             chunks += contents
-        if delta.finish_reason is not None:
+        if delta.is_last:
             # A token that ends an answer has no text. As with vLLM its chunk has content all the same, or clients
             # that take times from chunks with content would miss the last step.
             silent = not fields and delta.token_ids and not (state.parser and state.parser.num_calls)

@@ -26,6 +26,7 @@ from faser.api.requests.thinking import template_effort, template_kwargs, thinki
 from faser.api.requests.tool_use import ToolUse, read_tool_use
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
+from faser.optional import maybe, or_else
 from faser.types.engine import ModelInfo
 from faser.types.sampling import SamplingParams
 
@@ -107,10 +108,10 @@ def _sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> Sa
         )
     check_alternatives("top_logprobs", body.top_logprobs, settings)
     name = _limit_field(body)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = or_else(body.max_completion_tokens, body.max_tokens)
     if max_tokens is None:
         default = settings.generation_defaults.get("max_tokens")
-        max_tokens = None if default is None else int(default)
+        max_tokens = maybe(int, default)
     elif max_tokens < 1:
         raise RequestError(f"{name} is {max_tokens}; it must be at least 1", param=name)
     logprobs = asks_alternatives if body.logprobs else None

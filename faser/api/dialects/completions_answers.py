@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from faser.api.answers.framing import LOWEST_LOGPROB, Choice, ChoiceState, TokenFormatter, prompt_logprobs
 from faser.api.answers.usage import trace_json
+from faser.optional import given, maybe
 from faser.types.answer import OutputDelta, PositionLogprobs
 
 
@@ -55,9 +56,7 @@ class CompletionFormatter:
             choice["token_ids"] = delta.token_ids
             if first:
                 choice["prompt_token_ids"] = state.prompt.token_ids
-        if delta.trace is not None:
-            choice["trace"] = trace_json(delta.trace)
-        return choice
+        return choice | given({"trace": maybe(trace_json, delta.trace)})
 
     def _prompt_text(self, state: ChoiceState) -> str:
         if state.prompt.text is not None:

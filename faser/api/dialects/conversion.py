@@ -12,6 +12,7 @@ from faser.api.bodies.body import checked, shown
 from faser.api.bodies.chat import ChatBody
 from faser.api.bodies.fields import UNSUPPORTED_IN_CHATS, EngineFields, FieldChecker, UnsupportedField
 from faser.errors import RequestError
+from faser.optional import given
 
 Json = dict[str, Any]
 
@@ -32,8 +33,7 @@ _MOST_NAMED = 16
 def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
     """The body of a chat. fields: converted; None is absent. body: of the dialect, whose EngineFields are kept."""
     kept = body.model_dump(include=set(EngineFields.model_fields), exclude_none=True, by_alias=True)
-    given = {name: value for name, value in fields.items() if value is not None}
-    return checked({**kept, **given}, ChatBody)
+    return checked({**kept, **given(fields)}, ChatBody)
 
 
 def fields_of_chats(body: type[BaseModel], instead: Mapping[str, str]) -> dict[str, UnsupportedField]:
@@ -116,6 +116,10 @@ def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
             raise RequestError(f"{path}.{key} is missing; it is required", param=f"{path}.{key}")
         raise wrong(value, f"{path}.{key}", "a string")
     return value
+
+
+def read_optional_string(item: Mapping[str, Any], key: str, path: str) -> str | None:
+    return None if item.get(key) is None else read_string(item, key, path)
 
 
 def read_object(value: Any, path: str) -> Json:

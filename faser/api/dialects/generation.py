@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from faser.api.answers.framing import AnswerFormatter, AnswerFraming, ChoicesFraming, Envelope, Streaming
 from faser.api.answers.generation_record import describe
 from faser.api.answers.handler import GenerationHandler
-from faser.api.bodies.fields import GenerationBody, UnsupportedField
+from faser.api.bodies.fields import AgentHints, GenerationBody, NvExt, UnsupportedField
 from faser.api.middleware.keys import get_key_identity, tenant_of
 from faser.api.middleware.outer import get_request_id, set_request_id
 from faser.api.middleware.tracing import trace_of
@@ -20,11 +20,13 @@ from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, read_
 from faser.api.requests.service import ApiSettings, Service
 from faser.api.requests.speculation import check_trace, speculation_params
 from faser.errors import RequestError
+from faser.optional import or_else, present
 from faser.types.engine import ModelInfo
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+_NO_NVEXT, _NO_HINTS = NvExt(), AgentHints(priority=None, osl=None)
 
 
 def check_shared_fields(
@@ -46,11 +48,10 @@ def tokenization_rules(
 ) -> TokenizationRules:
     """field: the body's field with the prompt. add_special_tokens: the route's default."""
     truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
-    given = body.add_special_tokens
     return TokenizationRules(
         limit=info.max_model_len,
         field=field,
-        add_special_tokens=add_special_tokens if given is None else given,
+        add_special_tokens=or_else(body.add_special_tokens, add_special_tokens),
         truncate=truncate,
         keeps_start=body.truncation_side == "right",
     )
@@ -196,11 +197,8 @@ def read_hints(body: GenerationBody) -> tuple[int, int | None]:
 
     vLLM's `priority` wins over that of Dynamo's hints, whose sign is the other one.
     """
-    hints = None if body.nvext is None else body.nvext.agent_hints
-    if hints is None:
-        return body.priority or 0, None
-    priority = body.priority if body.priority is not None else -(hints.priority or 0)
-    return priority, hints.osl
+    hints = (body.nvext or _NO_NVEXT).agent_hints or _NO_HINTS
+    return or_else(body.priority, -(hints.priority or 0)), hints.osl
 
 
 def deadline_of(
@@ -210,12 +208,8 @@ def deadline_of(
 
     Raises RequestError for a timeout that is not a number of seconds above 0.
     """
-    given = [
-        each
-        for each in (server_timeout_s, _checked("timeout", body_timeout), _header(headers))
-        if each is not None
-    ]
-    return arrival_s + min(given) if given else None
+    timeouts = present((server_timeout_s, _checked("timeout", body_timeout), _header(headers)))
+    return arrival_s + min(timeouts) if timeouts else None
 
 
 def _header(headers: Headers) -> float | None:

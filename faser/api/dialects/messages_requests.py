@@ -6,6 +6,7 @@ fallbacks. It is left out of the chat, and named once in the log and in a header
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ from faser.api.dialects.messages_answers import MessageFraming
 from faser.api.dialects.messages_input import chat_messages
 from faser.api.requests.service import Service
 from faser.errors import RequestError
+from faser.optional import given, maybe
 
 _ASCII_NAME = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 
@@ -78,6 +80,9 @@ class OutputConfig(BaseModel):
 
     effort: str | None = None
     format: OutputFormat | None = None
+
+
+_NO_OUTPUT_CONFIG = OutputConfig()
 
 
 class MessagesToolChoice(BaseModel):
@@ -212,9 +217,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
     """Raises RequestError with the names of this dialect for what is converted, of chats for what is not."""
     if body.max_tokens < 1:
         raise RequestError(f"max_tokens is {body.max_tokens}; it must be at least 1", param="max_tokens")
-    output = body.output_format or (body.output_config and body.output_config.format)
-    schema = output.schema_ if output else None
-    response_format = {"type": "json_schema", "json_schema": {"name": "schema", "schema": schema, "strict": True}}
+    output = body.output_format or (body.output_config or _NO_OUTPUT_CONFIG).format
     return chat_body(
         {
             **_conversation(body),
@@ -222,7 +225,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "stop": body.stop_sequences,
-            "response_format": None if schema is None else response_format,
+            "response_format": maybe(_response_format, output),
             "stream": body.stream,
         },
         body,
@@ -238,7 +241,7 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
     """The fields of a chat that make its prompt. Text of the assistant at the end is continued."""
     messages = chat_messages(body.messages, body.system)
     continues = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    choice, thinking = body.tool_choice, body.thinking
+    choice, thinking, output = body.tool_choice, body.thinking, body.output_config or _NO_OUTPUT_CONFIG
     template_kwargs = dict(body.chat_template_kwargs or {})
     if thinking is not None:
         template_kwargs.setdefault("enable_thinking", thinking.type != "disabled")
@@ -246,29 +249,36 @@ def _conversation(body: MessageFields) -> dict[str, Any]:
         "model": body.model,
         "messages": messages,
         "continue_final_message": True if continues else None,
-        "tools": None
-        if body.tools is None
-        else [_tool(tool, f"tools.{at}") for at, tool in enumerate(body.tools) if not _is_server_tool(tool)],
-        "tool_choice": None if choice is None else _tool_choice(choice),
+        "tools": maybe(_functions, body.tools),
+        "tool_choice": maybe(_tool_choice, choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-        "reasoning_effort": None if body.output_config is None else body.output_config.effort,
-        "thinking_token_budget": None if thinking is None else _budget(thinking),
+        "reasoning_effort": output.effort,
+        "thinking_token_budget": maybe(_budget, thinking),
         "include_reasoning": False if thinking is not None and thinking.display == "omitted" else None,
         "chat_template_kwargs": template_kwargs or None,
     }
+
+
+def _response_format(output: OutputFormat) -> Json:
+    schema = {"name": "schema", "schema": output.schema_, "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _budget(thinking: Thinking) -> int | None:
     return 0 if thinking.type == "disabled" else thinking.budget_tokens
 
 
+def _functions(tools: Sequence[Json]) -> list[Json]:
+    """Return the client's functions among the tools as chats describe them."""
+    return [_tool(tool, f"tools.{at}") for at, tool in enumerate(tools) if not _is_server_tool(tool)]
+
+
 def _tool(tool: Json, path: str) -> Json:
-    """A function as chats describe it."""
     function: Json = {
         "name": read_string(tool, "name", path),
         "parameters": read_object(tool.get("input_schema"), f"{path}.input_schema"),
     }
-    function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+    function |= given({key: tool.get(key) for key in ("description", "strict")})
     return {"type": "function", "function": function}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from faser.api.dialects.conversion import Json
 from faser.api.dialects.responses_tools import SHAPES, ClientTool
+from faser.optional import given
 
 # The key of an item that grows by deltas, and its events without .delta and .done.
 GROWING = {
@@ -84,7 +85,5 @@ class CallItem:
 
     def _growing(self) -> tuple[str, Json]:
         kind = "custom_tool_call" if self._tool.kind == "custom" else "function_call"
-        named = {"name": self._tool.name}
-        if self._tool.namespace is not None:
-            named["namespace"] = self._tool.namespace
+        named = given({"name": self._tool.name, "namespace": self._tool.namespace})
         return kind, {"call_id": self._call_id, **named, GROWING[kind][0]: ""}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from faser.api.bodies.body import shown
-from faser.api.dialects.conversion import Json, read_object, read_string, read_texts, wrong
+from faser.api.dialects.conversion import Json, read_object, read_optional_string, read_string, read_texts, wrong
 from faser.api.dialects.responses_calls import GROWING
 from faser.api.dialects.responses_tools import SHAPES, full_name
 from faser.errors import RequestError
@@ -109,7 +109,7 @@ def _read_item(item: Json, path: str, turns: _Turns) -> None:
 def _read_call(kind: str, item: Json, path: str) -> Json:
     """The call of a function that an item is, as chats have it."""
     if kind in GROWING:
-        namespace = None if item.get("namespace") is None else read_string(item, "namespace", path)
+        namespace = read_optional_string(item, "namespace", path)
         name = full_name(read_string(item, "name", path), namespace)
         arguments = read_string(item, GROWING[kind][0], path)
         if kind == "custom_tool_call":

@@ -16,6 +16,7 @@ from faser.api.dialects.conversion import (
 from faser.api.dialects.responses_input import chat_messages
 from faser.api.dialects.responses_tools import ResponseTools
 from faser.errors import RequestError
+from faser.optional import given, maybe, or_else
 from faser.types.sampling import SamplingParams
 
 _NO_CONVERSATIONS = "this server stores no conversations; send the whole conversation as input"
@@ -77,6 +78,13 @@ class TextOptions(BaseModel):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+_NO_TEXT_OPTIONS, _NO_REASONING_OPTIONS, _PLAIN_TEXT = (
+    TextOptions(),
+    ReasoningOptions(),
+    TextFormat(type="text", schema=None),
+)
 
 
 class ResponsesStreamOptions(BaseModel):
@@ -148,7 +156,7 @@ def as_chat(body: ResponsesBody, tools: ResponseTools, before: Sequence[Json] = 
     if unknown := [each for each in body.include or () if each not in _INCLUDABLE]:
         raise wrong(unknown[0], "include", f"among {', '.join(sorted(_INCLUDABLE))}")
     choice, functions = tools.choice(body.tool_choice)
-    text = body.text
+    text, reasoning = body.text or _NO_TEXT_OPTIONS, body.reasoning or _NO_REASONING_OPTIONS
     asks_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
     return chat_body(
         {
@@ -160,9 +168,9 @@ def as_chat(body: ResponsesBody, tools: ResponseTools, before: Sequence[Json] = 
             "logprobs": True if asks_logprobs else None,
             "top_logprobs": body.top_logprobs,
             "stop": body.stop,
-            "response_format": None if text is None or text.format is None else _response_format(text.format),
-            "verbosity": None if text is None else text.verbosity,
-            "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+            "response_format": maybe(_response_format, text.format),
+            "verbosity": text.verbosity,
+            "reasoning_effort": reasoning.effort,
             "tools": functions or None,
             "tool_choice": choice,
             "parallel_tool_calls": body.parallel_tool_calls,
@@ -173,34 +181,26 @@ def as_chat(body: ResponsesBody, tools: ResponseTools, before: Sequence[Json] = 
     )
 
 
-def _response_format(given: TextFormat) -> Json:
-    if given.type != "json_schema":
-        return {"type": given.type}
-    if given.schema_ is None:
+def _response_format(asked: TextFormat) -> Json:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    if asked.schema_ is None:
         raise RequestError("text.format.schema is missing; it is required", param="text.format.schema")
     schema = {
-        "name": given.name or "schema",
-        "description": given.description,
-        "schema": given.schema_,
-        "strict": given.strict,
+        "name": asked.name or "schema",
+        "description": asked.description,
+        "schema": asked.schema_,
+        "strict": asked.strict,
     }
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in schema.items() if value is not None},
-    }
+    return {"type": "json_schema", "json_schema": given(schema)}
 
 
 def repeated(body: ResponsesBody, sampling: SamplingParams, *, stored: bool = False) -> Json:
     """The fields of a response that repeat the request, with the values in effect."""
-    text, reasoning = body.text, body.reasoning
-    text_format = (
-        {"type": "text"}
-        if text is None or text.format is None
-        else text.format.model_dump(by_alias=True, exclude_none=True)
-    )
+    text, reasoning = body.text or _NO_TEXT_OPTIONS, body.reasoning or _NO_REASONING_OPTIONS
+    text_format = (text.format or _PLAIN_TEXT).model_dump(by_alias=True, exclude_none=True)
     if text_format["type"] == "json_schema":
         text_format = {"name": "schema", "description": None, "strict": False, **text_format}
-    verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -210,13 +210,10 @@ def repeated(body: ResponsesBody, sampling: SamplingParams, *, stored: bool = Fa
         "top_logprobs": body.top_logprobs or 0,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "text": {"format": text_format, **verbosity},
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
+        "text": {"format": text_format, **given({"verbosity": text.verbosity})},
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
         "tools": [_declared(tool) for tool in body.tools or ()],
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tool_choice": or_else(body.tool_choice, "auto"),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "truncation": body.truncation or "disabled",
         "store": stored,

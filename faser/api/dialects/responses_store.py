@@ -78,9 +78,10 @@ class ResponseStore:
 
     def delete(self, owner: int | None, response_id: str) -> bool:
         """Delete a response; return whether it existed."""
-        entry = self._entries.pop((owner, response_id), None)
-        self._num_bytes -= 0 if entry is None else entry.size
-        return entry is not None
+        if (owner, response_id) not in self._entries:
+            return False
+        self._num_bytes -= self._entries.pop((owner, response_id)).size
+        return True
 
     def _find(self, owner: int | None, response_id: str) -> _Entry | None:
         if (owner, response_id) not in self._entries:

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from faser.api.bodies.body import shown
-from faser.api.dialects.conversion import Json, read_object, read_string, wrong
+from faser.api.dialects.conversion import Json, read_object, read_optional_string, read_string, wrong
 from faser.errors import RequestError
+from faser.optional import given
 
 # The tools that OpenAI's servers run, or with which its models search for tools.
 _HOSTED = frozenset(
@@ -81,8 +82,7 @@ class Shape:
 
     def arguments_of(self, item_field: Json) -> Json:
         """The arguments of the call that became this field of an item."""
-        names = self.arguments.__struct_fields__
-        return {name: item_field[name] for name in names if item_field.get(name) is not None}
+        return given({name: item_field.get(name) for name in self.arguments.__struct_fields__})
 
 
 # By the type of the tool; the type of a call's item has _call after it.
@@ -130,7 +130,7 @@ class ResponseTools:
         match kind:
             case "function":
                 keys = ("name", "description", "parameters", "strict")
-                self._add(kind, {key: tool[key] for key in keys if tool.get(key) is not None}, path, namespace)
+                self._add(kind, given({key: tool.get(key) for key in keys}), path, namespace)
             case "custom":
                 self._add(kind, _custom(tool, path), path, namespace)
             case "namespace" if namespace is None:
@@ -161,22 +161,22 @@ class ResponseTools:
         self.functions.append({"type": "function", "function": function})
         self.paths.append(path)
 
-    def choice(self, given: Any) -> tuple[Any, list[Json]]:
+    def choice(self, asked: Any) -> tuple[Any, list[Json]]:
         """(tool_choice as chats have it, the functions that may be called)."""
-        if given is None or isinstance(given, str):
-            return given, self.functions
-        if given.get("type") != "allowed_tools":
-            name = _chosen(given, "tool_choice", also=" or allowed_tools")
+        if not isinstance(asked, dict):
+            return asked, self.functions
+        if asked.get("type") != "allowed_tools":
+            name = _chosen(asked, "tool_choice", also=" or allowed_tools")
             return {"type": "function", "function": {"name": name}}, self.functions
-        return given.get("mode", "auto"), self._allowed(given)
+        return asked.get("mode", "auto"), self._allowed(asked)
 
     def _allowed(self, choice: Json) -> list[Json]:
-        given = choice.get("tools")
-        if not isinstance(given, list):
-            raise wrong(given, "tool_choice.tools", "a list of functions")
+        tools = choice.get("tools")
+        if not isinstance(tools, list):
+            raise wrong(tools, "tool_choice.tools", "a list of functions")
         by_name = {each["function"].get("name"): each for each in self.functions}
         allowed = []
-        for at, each in enumerate(given):
+        for at, each in enumerate(tools):
             path = f"tool_choice.tools.{at}"
             if read_object(each, path).get("type") in _HOSTED:
                 continue
@@ -207,23 +207,20 @@ def _chosen(choice: Json, path: str, *, also: str = "") -> str:
         return str(kind)
     if kind not in ("function", "custom"):
         raise wrong(kind, f"{path}.type", f"function, custom, {', '.join(SHAPES)}{also}")
-    namespace = choice.get("namespace")
-    return full_name(
-        read_string(choice, "name", path), None if namespace is None else read_string(choice, "namespace", path)
-    )
+    return full_name(read_string(choice, "name", path), read_optional_string(choice, "namespace", path))
 
 
 def _custom(tool: Json, path: str) -> Json:
     """A function of one string. A regular expression is enforced; another grammar is described to the model."""
-    given = read_object(tool.get("format") or {}, f"{path}.format")
+    asked = read_object(tool.get("format") or {}, f"{path}.format")
     text: Json = {"type": "string"}
-    if given.get("type") == "grammar":
-        definition, syntax = (read_string(given, key, f"{path}.format") for key in ("definition", "syntax"))
+    if asked.get("type") == "grammar":
+        definition, syntax = (read_string(asked, key, f"{path}.format") for key in ("definition", "syntax"))
         text["description"] = f"Must match this {syntax} grammar:\n{definition}"
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    described = {"description": tool["description"]} if tool.get("description") is not None else {}
+    described = given({"description": tool.get("description")})
     return {"name": read_string(tool, "name", path), **described, "parameters": schema, "strict": True}
 
 

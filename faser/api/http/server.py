@@ -78,7 +78,7 @@ class Acceptor:
 
     def _make_room(self, error: OSError) -> None:
         """Something other than connections has used descriptors up: close one and try again in a moment."""
-        _log.warning("no connection can be accepted: %s", error.strerror)
+        _log.warning("connections cannot be accepted: %s", error.strerror)
         self._pool.evict()
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume)

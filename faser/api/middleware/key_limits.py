@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from faser.api.bodies.errors import ErrorResponse, HttpError
 from faser.api.http.paths import route_of
 from faser.api.middleware.keys import get_key_index
+from faser.memo import Memo
 
 _MINUTE_S = 60.0
 _USAGE = "key_usage"
@@ -29,8 +30,8 @@ class TokenBucket:
     debt is paid. Source: the token bucket of RFC 2697, with one colour.
     """
 
-    def __init__(self, per_minute: int, now_s: float) -> None:
-        self._capacity = float(per_minute)
+    def __init__(self, per_minute: float, now_s: float) -> None:
+        self._capacity = per_minute
         self._level = self._capacity
         self._noted_s = now_s
 
@@ -49,19 +50,28 @@ class TokenBucket:
         self._noted_s = now_s
 
 
+class Unlimited:
+    """A rate limit that allows everything."""
+
+    def wait_s(self, _now_s: float) -> float:
+        """Return how long to wait: not at all. See TokenBucket."""
+        return 0.0
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Take any amount. See TokenBucket."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """Limits of each API key; None: unlimited."""
+    """Limits of each API key."""
 
-    parallel_requests: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    parallel_requests: float = math.inf
+    requests_per_minute: float = math.inf
+    tokens_per_minute: float = math.inf
 
     @property
     def any(self) -> bool:
-        return any(
-            each is not None for each in (self.parallel_requests, self.requests_per_minute, self.tokens_per_minute)
-        )
+        return min(self.parallel_requests, self.requests_per_minute, self.tokens_per_minute) < math.inf
 
 
 class KeyUsage:
@@ -78,7 +88,7 @@ class KeyUsage:
     def refusal(self) -> HttpError | None:
         """Return the error for a key that cannot have another request now; None: it can."""
         limits, now_s = self._limits, self._clock()
-        if limits.parallel_requests is not None and self._num_open >= limits.parallel_requests:
+        if self._num_open >= limits.parallel_requests:
             return _refusal(
                 f"this API key has {self._num_open} unfinished requests; at most {limits.parallel_requests} are "
                 "allowed at once",
@@ -88,7 +98,7 @@ class KeyUsage:
             (self._requests, limits.requests_per_minute, "requests"),
             (self._tokens, limits.tokens_per_minute, "tokens"),
         ):
-            if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+            if (wait_s := bucket.wait_s(now_s)) > 0:
                 return _refusal(f"this API key has used its {limit} {unit} per minute", wait_s)
         return None
 
@@ -96,8 +106,7 @@ class KeyUsage:
         """A request begins. Returns what `end` needs."""
         now_s = self._clock()
         self._num_open += 1
-        if self._requests is not None:
-            self._requests.take(1, now_s)
+        self._requests.take(1, now_s)
         return now_s
 
     def end(self, began_s: float) -> None:
@@ -105,12 +114,11 @@ class KeyUsage:
         self._request_s += _SMOOTHING * (self._clock() - began_s - self._request_s)
 
     def use_tokens(self, num_tokens: int) -> None:
-        if self._tokens is not None:
-            self._tokens.take(num_tokens, self._clock())
+        self._tokens.take(num_tokens, self._clock())
 
 
-def _bucket(per_minute: int | None, clock: Clock) -> TokenBucket | None:
-    return None if per_minute is None else TokenBucket(per_minute, clock())
+def _bucket(per_minute: float, clock: Clock) -> TokenBucket | Unlimited:
+    return Unlimited() if per_minute == math.inf else TokenBucket(per_minute, clock())
 
 
 def _refusal(message: str, wait_s: float) -> HttpError:
@@ -136,20 +144,16 @@ class KeyLimitsMiddleware:
         clock: Clock = time.monotonic,
     ) -> None:
         self._app = app
-        self._limits = limits
         self._free_routes = free_routes
         self._on_refused = on_refused
-        self._clock = clock
-        self._usage: dict[int, KeyUsage] = {}  # by the key's index
+        self._usage = Memo[int, KeyUsage](lambda _index: KeyUsage(limits, clock))  # by the key's index
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         index = get_key_index(scope)
         if index is None or route_of(scope["path"], scope.get("root_path", "")) in self._free_routes:
             await self._app(scope, receive, send)
             return
-        usage = self._usage.get(index)
-        if usage is None:
-            usage = self._usage[index] = KeyUsage(self._limits, self._clock)
+        usage = self._usage[index]
         if (refusal := usage.refusal()) is not None:
             self._on_refused()
             await ErrorResponse(refusal)(scope, receive, send)

@@ -14,6 +14,7 @@ from faser.api.bodies.errors import CLIENT_CLOSED_REQUEST, error_type
 from faser.api.http.paths import route_of
 from faser.api.middleware.outer import get_request_id
 from faser.logs import bind
+from faser.optional import given
 from faser.tracing import AttributeValue, Phase, SpanContent, Tracer
 
 _KEY = "request_trace"
@@ -112,8 +113,7 @@ def _content(scope: Scope, route: str, sent: _Sent) -> SpanContent:
     assert trace is not None
     attributes = _http_attributes(scope, route, sent.status)
     operation = _OPERATIONS[route]
-    if operation is not None:
-        attributes["gen_ai.operation.name"] = operation
+    attributes |= given({"gen_ai.operation.name": operation})
     generation = None if trace.describe is None else trace.describe()
     name, phases = f"POST {route}", tuple[Phase, ...]()
     if generation is not None:
@@ -141,11 +141,7 @@ def _http_attributes(scope: Scope, route: str, status: int | None) -> dict[str, 
         "http.request.method": "POST",
         "http.route": route,
     }
-    if status is not None:
-        attributes["http.response.status_code"] = status
-    server = scope.get("server")
-    if server is not None:
-        attributes["server.address"] = server[0]
-        if server[1] is not None:
-            attributes["server.port"] = server[1]
-    return attributes
+    address, port = scope.get("server") or (None, None)
+    return attributes | given(
+        {"http.response.status_code": status, "server.address": address, "server.port": port}
+    )

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
@@ -132,13 +133,13 @@ class LiveFeed:
         self._most_viewers = most_viewers
         self._interval_s = interval_s
         self._viewers: list[Viewer] = []
-        self._unwatched_s: float | None = None  # since when, by time.monotonic()
+        self._unwatched_s = math.inf  # since when, by time.monotonic()
         self._sampler: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
         recorder.on_change = self._wakened.set
 
         self._history: deque[msgspec.Raw] = deque(maxlen=HISTORY_S)  # without their timelines
-        self._last: Snapshot | None = None
+        self._last: Snapshot  # of what viewers have, once there is one
         self._known_facts: dict[str, Any] | None = None  # the engine's part of the facts, as viewers have it
 
     @property
@@ -158,7 +159,7 @@ class LiveFeed:
         self._check_room(key_index)
         viewer = Viewer(key_index)
         self._viewers.append(viewer)
-        self._unwatched_s = None
+        self._unwatched_s = math.inf
         try:
             if self._sampler is None:
                 self._begin()
@@ -231,7 +232,7 @@ class LiveFeed:
                 if (now_s := time.monotonic()) >= due_s:
                     self._publish()
                     due_s = max(due_s, now_s - self._interval_s) + self._interval_s
-                if self._unwatched_s is not None and now_s >= self._unwatched_s + _LINGER_S:
+                if now_s >= self._unwatched_s + _LINGER_S:
                     return
             self._publish()
             reason = "closing"
@@ -254,7 +255,6 @@ class LiveFeed:
 
     def _publish(self) -> None:
         """Encode what happened since the last time, once, and send it to every viewer."""
-        assert self._last is not None
         before, self._last = self._last, self._recorder.snapshot()
         sample = self._sample(before, self._last)
         message = _event({"sample": sample})

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText, ToolCallArguments, ToolCallEnd
 from faser.api.parsing.harmony import HarmonyParser, HarmonyTokens, opening_of
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import Schema, ToolCallReader, ToolParser
+from faser.api.parsing.tool_parser import NO_CALLS, ContentReader, Schema, ToolCallReader, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
+from faser.optional import maybe
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -55,11 +56,11 @@ class ThinkParser:
         open_at_start: bool,
         marks: ThinkMarks = THINK_MARKS,
         call_marks: tuple[str, ...] = (),
-        new_reader: Callable[[], ToolCallReader] | None = None,
+        new_reader: Callable[[], ToolCallReader | ContentReader] = ContentReader,
     ) -> None:
         """open_at_start: the answer begins within its reasoning, with or without a mark.
 
-        call_marks: where calls may begin. new_reader: makes a reader of calls; needed if there are marks of calls.
+        call_marks: where calls may begin. new_reader: makes a reader of them.
         """
         self._open = open_at_start
         self._marks = marks
@@ -112,7 +113,6 @@ class ThinkParser:
 
     def _calls_follow(self, mark: str) -> Reading[bool]:
         """Return whether nothing but complete calls follows a mark. Leaves the cursor behind the mark."""
-        assert self._new_reader is not None
         reader, cursor, offset = self._new_reader(), self._cursor, self._cursor.offset
         text, tail, num_complete, is_draft = mark, "", 0, False
         while True:
@@ -222,14 +222,31 @@ class _Omission:
             self._keep(text)
 
 
+class NoReasoning:
+    """Stands in for the parser and the counter of reasoning where none is divided off: all is content."""
+
+    count = 0
+
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """Return what the next piece adds. See ThinkParser."""
+        del complete, cut
+        return [ContentText(text=text)]
+
+    def take(self, token_ids: tuple[int, ...]) -> None:
+        """Count no token. See ReasoningTokens."""
+
+
+NO_REASONING = NoReasoning()
+
+
 class AnswerParser:
     """One answer. Without parsers, all of its text is content."""
 
     def __init__(
         self,
-        reasoning: ThinkParser | HarmonyParser | None = None,
-        tool_calls: ToolCallReader | None = None,
-        tokens: ReasoningTokens | HarmonyTokens | None = None,
+        reasoning: ThinkParser | HarmonyParser | NoReasoning = NO_REASONING,
+        tool_calls: ToolCallReader | ContentReader | None = None,
+        tokens: ReasoningTokens | HarmonyTokens | NoReasoning = NO_REASONING,
         *,
         shows_reasoning: bool = True,
         omitted: str | None = None,
@@ -239,10 +256,10 @@ class AnswerParser:
         omitted: a text that is left out of the content.
         """
         self._reasoning = reasoning
-        self._tool_calls = tool_calls
+        self._tool_calls = tool_calls or ContentReader()
         self._tokens = tokens
         self._shows_reasoning = shows_reasoning
-        self._omission = None if omitted is None else _Omission(omitted)
+        self._omission = maybe(_Omission, omitted)
 
     def push(
         self, text: str, token_ids: tuple[int, ...], *, complete: bool, cut: bool = False
@@ -251,10 +268,7 @@ class AnswerParser:
 
         Texts that adjoin are one event.
         """
-        if self._tokens is not None:
-            self._tokens.take(token_ids)
-        if self._reasoning is None:
-            return _joined(self._content(text, complete=complete, cut=cut))
+        self._tokens.take(token_ids)
         divided = self._reasoning.push(text, complete=complete, cut=cut)
         events: list[AnswerEvent] = [
             each for each in divided if isinstance(each, ReasoningText) and self._shows_reasoning
@@ -265,16 +279,14 @@ class AnswerParser:
     @property
     def num_calls(self) -> int:
         """Tool calls so far."""
-        return 0 if self._tool_calls is None else self._tool_calls.num_calls
+        return self._tool_calls.num_calls
 
     @property
     def num_reasoning_tokens(self) -> int:
-        return 0 if self._tokens is None else self._tokens.count
+        return self._tokens.count
 
     def _content(self, text: str, *, complete: bool, cut: bool) -> list[AnswerEvent]:
-        events: list[AnswerEvent] = [ContentText(text=text)] if text else []
-        if self._tool_calls is not None:
-            events = self._tool_calls.push(text, complete=complete, cut=cut)
+        events = self._tool_calls.push(text, complete=complete, cut=cut)
         return events if self._omission is None else self._omission.push(events, complete=complete, cut=cut)
 
 
@@ -284,8 +296,8 @@ class AnswerParsing:
 
     reasoning: whether reasoning is divided off. marks: around it. always_reasons: answers begin within it, even if
     neither they nor the prompt have its mark. harmony: answers are in that format. shows_reasoning: the client
-    wants to see it. tool_parser: None: calls are not looked for. declared: the parameters' schema of each function
-    that may be called. parallel: more than one call.
+    wants to see it. tool_parser: NO_CALLS where they are not looked for. declared: the parameters' schema of each
+    function that may be called. parallel: more than one call.
     """
 
     tokenizer: Tokenizer
@@ -294,13 +306,13 @@ class AnswerParsing:
     always_reasons: bool = False
     harmony: bool = False
     shows_reasoning: bool = True
-    tool_parser: ToolParser | None = None
+    tool_parser: ToolParser = NO_CALLS
     declared: Mapping[str, Schema] = field(default_factory=dict)
     parallel: bool = True
 
     def start(self, prompt: str) -> AnswerParser:
         """The parser of one answer. prompt: its text ends where the answer begins."""
-        tool_calls = None if self.tool_parser is None else self._new_reader()
+        tool_calls = self._new_reader()
         if self.harmony:
             opening = opening_of(prompt)
             return AnswerParser(
@@ -317,7 +329,7 @@ class AnswerParsing:
             ThinkParser(
                 open_at_start=open_at_start,
                 marks=self.marks,
-                call_marks=() if self.tool_parser is None else self.tool_parser.marks,
+                call_marks=self.tool_parser.marks,
                 new_reader=self._new_reader,
             ),
             tool_calls,
@@ -326,8 +338,9 @@ class AnswerParsing:
             omitted=self.marks.end if self.marks.drops_stray_ends else None,
         )
 
-    def _new_reader(self) -> ToolCallReader:
-        assert self.tool_parser is not None
+    def _new_reader(self) -> ToolCallReader | ContentReader:
+        if self.tool_parser is NO_CALLS:
+            return ContentReader()
         return ToolCallReader(self.tool_parser, self.declared, parallel=self.parallel)
 
 

@@ -17,8 +17,8 @@ from faser.api.parsing.tool_parser import (
     CallWriter,
     NotACall,
     Schema,
+    ToolParser,
     expect,
-    openai_call_id,
     read_word,
 )
 from faser.api.parsing.typed_values import ANY_BUT_STRING, as_typed_json, member_of, types_of
@@ -33,7 +33,7 @@ _MAX_DEPTH = 64
 _MAX_BARE_CHARS = 4096
 
 
-class Gemma4Parser:
+class Gemma4Parser(ToolParser):
     """A call may also follow the end of the reasoning directly, or begin the answer, without its own mark."""
 
     marks: ClassVar[tuple[str, ...]] = (_CALL, _END_CHANNEL)
@@ -57,9 +57,6 @@ class Gemma4Parser:
         cursor.mark()
         yield from skip_space(cursor)
         yield from cursor.accept_cut(_END_CALL)
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 class _ArgumentsReader:

@@ -9,19 +9,18 @@ from typing import ClassVar
 
 from faser.api.parsing.json_formats import copy_value, skip_space
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, expect, openai_call_id, read_word
+from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolParser, expect, read_word
 
 _ASSISTANT, _OBSERVATION = "<|assistant|>", "<|observation|>"
 _NAME = frozenset(string.ascii_letters + string.digits + "_-.")
 
 
-class Glm4Parser:
+class Glm4Parser(ToolParser):
     """A grammar has no text that ends a call: the end of the answer does."""
 
     marks: ClassVar[tuple[str, ...]] = (_ASSISTANT,)
     openings: ClassVar[str] = string.ascii_letters + string.digits + "_"
     ends: ClassVar[tuple[str, ...]] = (_OBSERVATION,)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(trigger=None, begin="NAME\n", end="")
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
@@ -34,9 +33,6 @@ class Glm4Parser:
                 break
             yield from _read_call(cursor, calls)
         yield from cursor.accept_cut(_OBSERVATION)
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 def _read_call(cursor: TextCursor, calls: CallWriter) -> Reading[None]:

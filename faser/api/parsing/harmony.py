@@ -17,7 +17,7 @@ from typing import ClassVar
 from faser.api.parsing.events import AnswerEvent, ContentText, ReasoningText
 from faser.api.parsing.json_formats import copy_value, skip_space
 from faser.api.parsing.text_cursor import END, Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, openai_call_id
+from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolParser
 from faser.engine.text.tokenizer import Tokenizer
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -174,14 +174,13 @@ class HarmonyTokens:
                 self._text, self._pending, self._reasons = b"", 0, None
 
 
-class OpenAiParser:
+class OpenAiParser(ToolParser):
     """A message to functions.NAME, whose body is a JSON object. An answer ends with the first, as a rule.
 
     A grammar has no text that ends a call: the end of the answer does.
     """
 
     marks: ClassVar[tuple[str, ...]] = (CHANNEL, START)
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = ENDS
     inner_marks: ClassVar[tuple[str, ...]] = (CONSTRAIN, MESSAGE)
     tag: ClassVar[CallTag | None] = CallTag(
@@ -205,6 +204,3 @@ class OpenAiParser:
         for end in ENDS:
             if (yield from cursor.accept_cut(end)):
                 return
-
-    def new_call_id(self) -> str:
-        return openai_call_id()

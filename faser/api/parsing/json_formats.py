@@ -14,8 +14,8 @@ from faser.api.parsing.tool_parser import (
     CallTag,
     CallWriter,
     NotACall,
+    ToolParser,
     expect,
-    openai_call_id,
     read_word,
     short_call_id,
 )
@@ -34,7 +34,7 @@ _SPACE = " \t\n\r"
 _FRAMES = {"```json": "```", "```": "```", "<tools>": "</tools>", "": ""}  # around a whole answer
 
 
-class HermesParser:
+class HermesParser(ToolParser):
     """<tool_call>{"name": …, "arguments": {…}}</tool_call>, as many as there are calls.
 
     A tag may also hold a list of calls, or several one after the other; the last one may lack its end. The same
@@ -44,7 +44,6 @@ class HermesParser:
     marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     openings: ClassVar[str] = "{`<"
     ends: ClassVar[tuple[str, ...]] = ("</tool_call>",)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger="<tool_call>", begin='<tool_call>\n{"name": "NAME", "arguments": ', end="}\n</tool_call>"
     )
@@ -63,9 +62,6 @@ class HermesParser:
         finally:
             cursor.pinned = False
         calls.adopt(draft)
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 def _read_whole_answer(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
@@ -95,7 +91,7 @@ def read_objects(cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         yield from cursor.skip_spaces()
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(ToolParser):
     """{"name": …, "parameters": {…}}, the whole answer or after <|python_tag|>.
 
     Several calls follow each other, with semicolons or without.
@@ -103,8 +99,6 @@ class Llama3JsonParser:
 
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     openings: ClassVar[str] = "{"
-    ends: ClassVar[tuple[str, ...]] = ()
-    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(trigger='{"name": "', begin='{"name": "NAME", "parameters": ', end="}")
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
@@ -118,14 +112,11 @@ class Llama3JsonParser:
             if (yield from cursor.peek()) != "{":
                 return
 
-    def new_call_id(self) -> str:
-        return openai_call_id()
-
 
 _MARK, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralParser:
+class MistralParser(ToolParser):
     """Parser of Mistral's calls: [TOOL_CALLS] and a list of JSON objects, or a name and its arguments.
 
     The second form, of tokenizers from version 11 on: [TOOL_CALLS]name{…} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{…},
@@ -134,8 +125,6 @@ class MistralParser:
     """
 
     marks: ClassVar[tuple[str, ...]] = (_MARK,)
-    openings: ClassVar[str] = ""
-    ends: ClassVar[tuple[str, ...]] = ()
     inner_marks: ClassVar[tuple[str, ...]] = (_ID, _ARGUMENTS)
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_MARK, begin=_MARK + '[{"name": "NAME", "arguments": ', end="}]"

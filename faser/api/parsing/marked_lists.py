@@ -7,18 +7,16 @@ from typing import ClassVar
 
 from faser.api.parsing.json_formats import MistralParser, read_objects
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, openai_call_id
+from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, ToolParser
 
 _CALL, _END_CALL, _FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools"
 
 
-class GraniteParser:
+class GraniteParser(ToolParser):
     """<|tool_call|>[{"name": …, "arguments": {…}}, …]: Granite 3; some of its answers have <tool_call> instead."""
 
     marks: ClassVar[tuple[str, ...]] = (_CALL, "<tool_call>")
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = ("</tool_call>",)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_CALL, begin=_CALL + '[{"name": "NAME", "arguments": ', end="}]"
     )
@@ -28,17 +26,12 @@ class GraniteParser:
         yield from read_objects(cursor, calls)
         yield from cursor.accept_cut("</tool_call>")
 
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
-
-class Phi4MiniParser:
+class Phi4MiniParser(ToolParser):
     """<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>, or functools[…]."""
 
     marks: ClassVar[tuple[str, ...]] = (_CALL, _FUNCTOOLS)
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = (_END_CALL,)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
     tag: ClassVar[CallTag | None] = CallTag(
         trigger=_CALL, begin=_CALL + '[{"name": "NAME", "arguments": ', end="}]" + _END_CALL
     )
@@ -48,9 +41,6 @@ class Phi4MiniParser:
             raise NotACall
         yield from read_objects(cursor, calls)
         yield from cursor.accept_cut(_END_CALL)
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 class NamedMistralParser(MistralParser):

@@ -10,20 +10,18 @@ from typing import Any, ClassVar
 
 from faser.api.parsing.json_formats import as_json
 from faser.api.parsing.text_cursor import END, Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, expect, openai_call_id, read_word
+from faser.api.parsing.tool_parser import CallWriter, NotACall, ToolParser, expect, read_word
 
 _WORDS = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
-class PythonicParser:
+class PythonicParser(ToolParser):
     """Values are literals: strings, numbers, truth values, None, lists, tuples and dicts with strings as keys."""
 
     marks: ClassVar[tuple[str, ...]] = ("<|python_start|>",)
     openings: ClassVar[str] = "["
     ends: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
-    tag: ClassVar[CallTag | None] = None
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         del mark
@@ -39,9 +37,6 @@ class PythonicParser:
         cursor.mark()
         yield from cursor.skip_spaces()
         yield from cursor.accept_cut(self.ends[0])
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 class Lfm2Parser(PythonicParser):

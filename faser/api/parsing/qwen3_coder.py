@@ -9,20 +9,17 @@ from typing import ClassVar
 
 from faser.api.parsing.json_formats import as_json, read_call
 from faser.api.parsing.text_cursor import Reading, TextCursor
-from faser.api.parsing.tool_parser import CallTag, CallWriter, NotACall, openai_call_id, read_word
+from faser.api.parsing.tool_parser import CallWriter, NotACall, ToolParser, read_word
 from faser.api.parsing.typed_values import as_typed_json, member_of, types_of
 
 _PLAIN = re.compile(r"[^<\n]+")
 
 
-class Qwen3CoderParser:
+class Qwen3CoderParser(ToolParser):
     """The outer tag may be missing. Within it, a call in Hermes's JSON is read as well: models write both."""
 
     marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
-    openings: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = ("</tool_call>",)
-    inner_marks: ClassVar[tuple[str, ...]] = ()
-    tag: ClassVar[CallTag | None] = None
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         if mark == "<tool_call>":
@@ -37,9 +34,6 @@ class Qwen3CoderParser:
             yield from _read_function(cursor, calls)
         yield from cursor.skip_spaces()
         yield from cursor.accept_cut("</tool_call>")
-
-    def new_call_id(self) -> str:
-        return openai_call_id()
 
 
 def _read_function(cursor: TextCursor, calls: CallWriter) -> Reading[None]:

@@ -13,7 +13,7 @@ from faser.api.parsing.json_formats import HermesParser, Llama3JsonParser, Mistr
 from faser.api.parsing.marked_lists import GraniteParser, NamedMistralParser, Phi4MiniParser
 from faser.api.parsing.pythonic import Lfm2Parser, PythonicParser
 from faser.api.parsing.qwen3_coder import Qwen3CoderParser
-from faser.api.parsing.tool_parser import ToolParser
+from faser.api.parsing.tool_parser import NO_CALLS, ToolParser
 
 TOOL_PARSERS: dict[str, ToolParser] = {
     "gemma4": Gemma4Parser(),
@@ -56,10 +56,11 @@ _NAMED_MISTRAL = NamedMistralParser()
 class ReasoningStyle:
     """Marks with which a model divides off its reasoning.
 
-    always: answers begin within the reasoning, even if neither they nor the prompt have its mark. harmony: answers
-    are in that format. think: the marks of every other format.
+    divides: whether it divides any off. always: answers begin within the reasoning, even if neither they nor the
+    prompt have its mark. harmony: answers are in that format. think: the marks of every other format.
     """
 
+    divides: bool = True
     always: bool = False
     harmony: bool = False
     think: ThinkMarks = THINK_MARKS
@@ -67,9 +68,12 @@ class ReasoningStyle:
     @property
     def marks(self) -> tuple[str, ...]:
         """Texts of the format that may be special tokens."""
+        if not self.divides:
+            return ()
         return MARKS if self.harmony else (self.think.begin, self.think.end)
 
 
+NO_STYLE = ReasoningStyle(divides=False)
 REASONING_PARSERS = {
     "qwen3": ReasoningStyle(),
     "deepseek_r1": ReasoningStyle(always=True),
@@ -105,23 +109,23 @@ def reasoning_parser_of(template: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerParsers:
-    """The parsers of one server. tool_parser: None: the format of the model's calls is not known.
+    """The parsers of one server. tool_parser: NO_CALLS where the format of the model's calls is not known.
 
-    auto: requests may leave it to the model whether it calls. reasoning: None: nothing is divided off.
+    auto: requests may leave it to the model whether it calls.
     """
 
-    tool_parser: ToolParser | None
+    tool_parser: ToolParser
     auto: bool
-    reasoning: ReasoningStyle | None
+    reasoning: ReasoningStyle
 
 
 def choose_parsers(*, tool_call_parser: str, auto: bool, reasoning_parser: str, template: str) -> ServerParsers:
     """tool_call_parser, reasoning_parser: names; "auto": as the chat template suggests; "none" for reasoning."""
     calls = tool_parser_of(template) if tool_call_parser == "auto" else tool_call_parser
     reasoning = reasoning_parser_of(template) if reasoning_parser == "auto" else reasoning_parser
-    parser = None if calls is None else TOOL_PARSERS[calls]
+    parser = NO_CALLS if calls is None else TOOL_PARSERS[calls]
     return ServerParsers(
         tool_parser=_NAMED_MISTRAL if calls == "mistral" and "[ARGS]" in template else parser,
         auto=auto,
-        reasoning=None if reasoning in (None, "none") else REASONING_PARSERS[reasoning],
+        reasoning={"none": NO_STYLE, **REASONING_PARSERS}[reasoning or "none"],
     )

@@ -10,7 +10,7 @@ off after its name is one too. Markup at the cut is left out once an answer has 
 import secrets
 import string
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from faser.api.parsing.events import (
     AnswerEvent,
@@ -42,29 +42,33 @@ class CallTag:
         return self._begin.replace("NAME", name)
 
 
-class ToolParser(Protocol):
-    """One format.
+class ToolParser:
+    """One format. This one has no calls: all of an answer is content.
 
     marks: where calls may begin, anywhere in an answer. openings: characters of which one begins an answer that
     consists of calls; the answer need not be one. ends: texts of which one ends a call. inner_marks: further texts
     of the format that may be special tokens. tag: how a grammar writes a call; None: the format is not JSON.
     """
 
-    marks: ClassVar[tuple[str, ...]]
-    openings: ClassVar[str]
-    ends: ClassVar[tuple[str, ...]]
-    inner_marks: ClassVar[tuple[str, ...]]
-    tag: ClassVar[CallTag | None]
+    marks: ClassVar[tuple[str, ...]] = ()
+    openings: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = ()
+    inner_marks: ClassVar[tuple[str, ...]] = ()
+    tag: ClassVar[CallTag | None] = None
 
-    def read_calls(self, mark: str, cursor: TextCursor, calls: "CallWriter") -> Reading[None]:
+    def read_calls(self, _mark: str, _cursor: TextCursor, _calls: "CallWriter") -> Reading[None]:
         """Read one or more calls. mark: was just read; empty at an opening, which was not.
 
         Marks the cursor after each call. Raises NotACall at the first character that does not fit; that one is
         left unread. Markup that may be cut off at the end of an answer is read with cursor.accept_cut.
         """
-        ...
+        raise NotACall
 
-    def new_call_id(self) -> str: ...
+    def new_call_id(self) -> str:
+        return openai_call_id()
+
+
+NO_CALLS = ToolParser()
 
 
 class CallWriter:
@@ -158,6 +162,17 @@ class CallWriter:
     @property
     def _reported(self) -> bool:
         return self._parallel or self.num_calls == 1
+
+
+class ContentReader:
+    """Content of one answer whose calls are not looked for."""
+
+    num_calls = 0
+
+    def push(self, text: str, *, complete: bool, cut: bool = False) -> list[AnswerEvent]:
+        """Return what the next piece adds. See ToolCallReader."""
+        del complete, cut
+        return [ContentText(text=text)] if text else []
 
 
 class ToolCallReader:

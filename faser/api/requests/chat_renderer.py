@@ -16,6 +16,7 @@ from faser.api.requests.strict_templates import ORDERS, SYSTEM_ROLES, first_lost
 from faser.api.requests.thinking import EFFORTS
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
+from faser.optional import given, or_else
 
 Message = dict[str, Any]
 _TOOLS_OF_MESSAGE = ("message['tools']", 'message["tools"]', "message.tools")
@@ -31,7 +32,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: Tokenizer, override: str | None) -> None:
         """override: replaces the model's templates. Raises ModelError if one does not compile, or loops."""
-        templates = tokenizer.chat_template if override is None else override
+        templates = or_else(override, tokenizer.chat_template)
         self._plain = _NamedTemplate(templates, tokenizer, with_tools=False)
         self._with_tools = _NamedTemplate(templates, tokenizer, with_tools=True)
         self._tails: dict[tuple[bool, str], str | None] = {}
@@ -94,20 +95,20 @@ class ChatRenderer:
         chosen = self._with_tools if tools else self._plain
         if chosen.missing is not None:
             raise RequestError(str(chosen.missing), param="messages")
-        given = {name: value for name, value in template_fields.items() if value is not None}
-        for name, value in given.items():
+        asked = given(template_fields)
+        for name, value in asked.items():
             if name not in chosen.source and value not in _NEUTRAL and name not in _HINTS:
                 raise RequestError(
                     f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )
-        extra = {**(template_kwargs or {}), **given}
+        extra = {**(template_kwargs or {}), **asked}
         if tools and "xml_tools" in chosen.source:  # SmolLM3's name of them
             extra.setdefault("xml_tools", [*tools])
         continues = bool(continue_final_message)
         prompt_of = partial(
             _prompt_of,
             chosen.template,
-            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            add_generation_prompt=or_else(add_generation_prompt, not continues),
             continue_final_message=continues,
             tools=list(tools) if tools and "tools" in chosen.source else None,
             extra=extra,

@@ -20,6 +20,7 @@ from faser.api.requests.template_sandbox import (
     TooSlowError,
 )
 from faser.errors import ModelError, RequestError
+from faser.optional import given
 
 Message = Mapping[str, Any]
 
@@ -55,8 +56,7 @@ class ChatTemplate:
             what = str(error) or type(error).__name__
             raise ModelError(f"the chat template does not compile: {what}") from None
         # Templates test whether these are defined, or append them to text: None must not become the text "None".
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._tokens = {name: token for name, token in tokens.items() if token is not None}
+        self._tokens = given({"bos_token": bos_token, "eos_token": eos_token})
 
     def check(self) -> None:
         """Render a chat of one message. Raises ModelError if that takes more than the budget.

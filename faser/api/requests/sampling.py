@@ -13,6 +13,7 @@ from faser.api.bodies.fields import SAMPLING_FIELDS, GenerationBody
 from faser.api.requests.structured_output import structured_output_of
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
+from faser.optional import given, or_else, present
 from faser.types.sampling import MAX_BAD_WORDS, MAX_STOP_CHARS, SAMPLING_DEFAULTS, SamplingParams
 
 _TAKEN = (*SAMPLING_FIELDS, "temperature", "top_p")  # from bodies, which call them as SamplingParams does
@@ -44,7 +45,7 @@ def sampling_params(
     tokenizer: None where the body has no bad_words. max_tokens, logprobs: as the route means them. scores_prompt:
     logprobs are those of the prompt as well.
     """
-    n = 1 if body.n is None else body.n
+    n = or_else(body.n, 1)
     if body.best_of not in (None, n):
         raise RequestError(f"best_of is {body.best_of}; it must be absent or equal to n, {n}", param="best_of")
     check_alternatives("prompt_logprobs", body.prompt_logprobs, settings)
@@ -53,9 +54,9 @@ def sampling_params(
             f"prompt_logprobs is {body.prompt_logprobs}; it must be absent when stream is true",
             param="prompt_logprobs",
         )
-    scored = [each for each in (body.prompt_logprobs, logprobs if scores_prompt else None) if each is not None]
+    scored = present((body.prompt_logprobs, logprobs if scores_prompt else None))
     taken: dict[str, Any] = {name: server_default(name, settings) for name in SAMPLING_DEFAULTS}
-    taken |= {name: value for name in _TAKEN if (value := getattr(body, name)) is not None}
+    taken |= given({name: getattr(body, name) for name in _TAKEN})
     if taken["top_k"] == -1:
         taken["top_k"] = 0
     taken |= {
@@ -77,8 +78,7 @@ def sampling_params(
 def server_default(name: str, settings: SamplingSettings) -> int | float:
     """The number for requests without the field: the operator's or the model's, else OpenAI's."""
     fallback: int | float = SAMPLING_DEFAULTS[name]
-    given = settings.generation_defaults.get(name)
-    return fallback if given is None else type(fallback)(given)
+    return type(fallback)(settings.generation_defaults.get(name, fallback))
 
 
 def check_alternatives(name: str, asked: int | None, settings: SamplingSettings) -> None:

@@ -14,7 +14,8 @@ from starlette.datastructures import Headers
 from faser.api.bodies.fields import Speculative
 from faser.config.speculation import SpeculationConfig
 from faser.errors import RequestError
-from faser.types.request import DEFAULT_CLASS, Slo, SpeculationParams
+from faser.optional import or_else, present
+from faser.types.request import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
 
 SPECULATIVE_HEADER = "X-Faser-Speculative"
 CLASS_HEADER = "X-Faser-Class"
@@ -41,8 +42,8 @@ def speculation_params(
     if body.enabled is not None or body.max_tokens is not None:
         enabled = body.enabled if isinstance(body.enabled, bool) else None
         max_tokens = body.max_tokens
-    cap = min(limit for limit in (max_tokens, base.max_tokens, config.cap) if limit is not None)
-    enabled = (base.enabled if enabled is None else enabled) and cap > 0
+    cap = min(present((max_tokens, base.max_tokens, config.cap)))
+    enabled = or_else(enabled, base.enabled) and cap > 0
     return SpeculationParams(
         enabled=enabled,
         max_tokens=cap if enabled else 0,
@@ -61,13 +62,14 @@ def check_trace(params: SpeculationParams, *, streams_choices: bool, shares_cach
     """
     if not params.trace:
         return
-    problem = None
     if not streams_choices:
-        problem = "it needs a stream of /v1/chat/completions or /v1/completions"
-    elif shares_cache:
-        problem = "it would reveal other clients' answers; send a cache_salt to draft from your own alone"
-    if problem is not None:
-        raise RequestError(f"speculative.trace is true; {problem}", param="speculative.trace")
+        raise _no_trace("it needs a stream of /v1/chat/completions or /v1/completions")
+    if shares_cache:
+        raise _no_trace("it would reveal other clients' answers; send a cache_salt to draft from your own alone")
+
+
+def _no_trace(reason: str) -> RequestError:
+    return RequestError(f"speculative.trace is true; {reason}", param="speculative.trace")
 
 
 def _header_params(headers: Headers) -> tuple[bool | None, int | None]:
@@ -99,13 +101,13 @@ def _class_name(body: Speculative, headers: Headers, config: SpeculationConfig, 
 
 
 def _slo(body: Speculative, headers: Headers, base: Slo) -> Slo:
-    own = body.slo
-    ttft_ms, tpot_ms = (None, None) if own is None else (own.ttft_ms, own.tpot_ms)
+    own = body.slo or NO_TARGETS
+    ttft_ms, tpot_ms = own.ttft_ms, own.tpot_ms
     ttft_ms = _target(headers, TTFT_HEADERS) if ttft_ms is None else ttft_ms
     tpot_ms = _target(headers, TPOT_HEADERS) if tpot_ms is None else tpot_ms
     return Slo(
-        ttft_ms=base.ttft_ms if ttft_ms is None else ttft_ms,
-        tpot_ms=base.tpot_ms if tpot_ms is None else tpot_ms,
+        ttft_ms=or_else(ttft_ms, base.ttft_ms),
+        tpot_ms=or_else(tpot_ms, base.tpot_ms),
     )
 
 

@@ -15,11 +15,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from faser.api.bodies.body import shown
-from faser.api.bodies.fields import GenerationBody, ResponseFormat
+from faser.api.bodies.fields import GenerationBody, ResponseFormat, StructuredOutputsBody
 from faser.errors import RequestError
+from faser.optional import given
 from faser.types.sampling import StructuredOutput, StructureKind
 
 _WITHOUT_EFFECT = (None, False)
+
+
+_KIND_OF_FIELD = {
+    "guided_json": StructureKind.JSON,
+    "guided_regex": StructureKind.REGEX,
+    "guided_choice": StructureKind.CHOICE,
+    "guided_grammar": StructureKind.GRAMMAR,
+    "grammar": StructureKind.GRAMMAR,
+    "json_schema": StructureKind.JSON,
+}
 
 
 def structured_output_of(body: GenerationBody) -> StructuredOutput | None:
@@ -35,17 +46,9 @@ def _asked(body: GenerationBody) -> Iterator[StructuredOutput]:
     if body.response_format is not None:
         yield from _of_response_format(body.response_format)
     if body.structured_outputs is not None:
-        yield from _of_structured_outputs(body)
-    for name, kind, value in (
-        ("guided_json", StructureKind.JSON, body.guided_json),
-        ("guided_regex", StructureKind.REGEX, body.guided_regex),
-        ("guided_choice", StructureKind.CHOICE, body.guided_choice),
-        ("guided_grammar", StructureKind.GRAMMAR, body.guided_grammar),
-        ("grammar", StructureKind.GRAMMAR, body.grammar),
-        ("json_schema", StructureKind.JSON, body.json_schema),
-    ):
-        if value is not None:
-            yield _structure(kind, value, name)
+        yield from _of_structured_outputs(body.structured_outputs)
+    for name, value in given({name: getattr(body, name) for name in _KIND_OF_FIELD}).items():
+        yield _structure(_KIND_OF_FIELD[name], value, name)
 
 
 def _of_response_format(asked: ResponseFormat) -> Iterator[StructuredOutput]:
@@ -67,9 +70,7 @@ def _of_response_format(asked: ResponseFormat) -> Iterator[StructuredOutput]:
             yield _structure(StructureKind.STRUCTURAL_TAG, asked.model_dump(exclude_none=True), param)
 
 
-def _of_structured_outputs(body: GenerationBody) -> Iterator[StructuredOutput]:
-    asked = body.structured_outputs
-    assert asked is not None
+def _of_structured_outputs(asked: StructuredOutputsBody) -> Iterator[StructuredOutput]:
     for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if getattr(asked, name) not in _WITHOUT_EFFECT:
             raise RequestError(
@@ -79,15 +80,15 @@ def _of_structured_outputs(body: GenerationBody) -> Iterator[StructuredOutput]:
             )
     if asked.json_object:
         yield StructuredOutput(kind=StructureKind.JSON_OBJECT, param="structured_outputs.json_object")
-    for kind, value in (
-        (StructureKind.JSON, asked.json_),
-        (StructureKind.REGEX, asked.regex),
-        (StructureKind.CHOICE, asked.choice),
-        (StructureKind.GRAMMAR, asked.grammar),
-        (StructureKind.STRUCTURAL_TAG, asked.structural_tag),
-    ):
-        if value is not None:
-            yield _structure(kind, value, f"structured_outputs.{kind}")
+    values = {
+        StructureKind.JSON: asked.json_,
+        StructureKind.REGEX: asked.regex,
+        StructureKind.CHOICE: asked.choice,
+        StructureKind.GRAMMAR: asked.grammar,
+        StructureKind.STRUCTURAL_TAG: asked.structural_tag,
+    }
+    for kind, value in given(values).items():
+        yield _structure(kind, value, f"structured_outputs.{kind}")
 
 
 def _structure(kind: StructureKind, value: Any, param: str) -> StructuredOutput:

@@ -38,14 +38,14 @@ def template_kwargs(body: ChatBody, template: str) -> Mapping[str, Any] | None:
 
 
 def template_effort(
-    given: str | None, template: str, accepted: Collection[str], style: ReasoningStyle | None
+    given: str | None, template: str, accepted: Collection[str], style: ReasoningStyle
 ) -> str | None:
     """Return the effort for the chat template; None: none. accepted: those of EFFORTS that it does not refuse."""
     if not given:
         return None
     if given not in EFFORTS:
         return given if given in template else _other_effort(given, None)
-    known = _HARMONY_EFFORTS if style is not None and style.harmony else tuple(EFFORTS)
+    known = _HARMONY_EFFORTS if style.harmony else tuple(EFFORTS)
     scale = [*EFFORTS]
     at = scale.index(given)
     # Of two efforts that are as near, the greater: a client that asks for some thinking gets some.
@@ -64,7 +64,7 @@ def _other_effort(given: str, used: str | None) -> str | None:
 
 def thinking_budget(
     body: ChatBody,
-    style: ReasoningStyle | None,
+    style: ReasoningStyle,
     prompt: str,
     template: str,
     tokenizer: Tokenizer,
@@ -78,7 +78,7 @@ def thinking_budget(
     max_tokens = _max_tokens(body, template)
     if max_tokens is None:
         return None
-    if style is None:
+    if not style.divides:
         return _without_effect("the model has no format of reasoning")
     if style.harmony:
         opening = opening_of(prompt)

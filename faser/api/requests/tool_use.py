@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from faser.api.bodies.chat import ChatBody, Tool, ToolChoice, ToolMode, parameters_of, read_tool_choice
-from faser.api.parsing.answer_parser import THINK_MARKS, AnswerParsing
+from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.harmony import ANALYSIS, ENDS, FINAL, MESSAGE, START, is_analysis, opening_of
 from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
-from faser.api.parsing.tool_parser import CallTag, ToolParser
+from faser.api.parsing.tool_parser import NO_CALLS, CallTag, ToolParser
 from faser.api.requests.closed_schema import closed_schema
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -30,14 +30,14 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """tools: those that the prompt describes. choice: among all of the request. parser: None: no calls are read.
+    """tools: those that the prompt describes. choice: among all of the request. parser: of the calls in answers.
 
     parallel: an answer may have several calls.
     """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
-    parser: ToolParser | None
+    parser: ToolParser
     parsers: ServerParsers
     parallel: bool
     shows_reasoning: bool
@@ -51,10 +51,10 @@ class ToolUse:
         style = self.parsers.reasoning
         return AnswerParsing(
             tokenizer=tokenizer,
-            reasoning=style is not None,
-            marks=THINK_MARKS if style is None else style.think,
-            always_reasons=style is not None and style.always,
-            harmony=style is not None and style.harmony,
+            reasoning=style.divides,
+            marks=style.think,
+            always_reasons=style.always,
+            harmony=style.harmony,
             shows_reasoning=self.shows_reasoning,
             tool_parser=self.parser,
             declared={name: schema for name, schema in declared.items() if name in self.choice.names},
@@ -67,11 +67,11 @@ class ToolUse:
         Raises RequestError for demands that no answer can meet together.
         """
         style, asked = self.parsers.reasoning, sampling.structured_output
-        if style is not None and style.harmony:
+        if style.harmony:
             structure = self._in_harmony(asked, opening_of(prompt))
         else:
             structure = self._structure(asked)
-            if structure is not None and style is not None:
+            if structure is not None and style.divides:
                 structure = self._after_reasoning(structure, prompt)
         shows_special = sampling.skip_special_tokens and any(
             (token_id := tokenizer.token_id(mark)) is not None and tokenizer.is_special(token_id)
@@ -84,12 +84,12 @@ class ToolUse:
         )
 
     def _marks(self) -> tuple[str, ...]:
-        marks = () if self.parser is None else self.parser.marks + self.parser.ends + self.parser.inner_marks
-        return marks if self.parsers.reasoning is None else marks + self.parsers.reasoning.marks
+        parser = self.parser
+        return parser.marks + parser.ends + parser.inner_marks + self.parsers.reasoning.marks
 
     def _structure(self, asked: StructuredOutput | None) -> StructuredOutput | None:
         """Return the structure of the answer after its reasoning. asked: by other fields of the request."""
-        if self.parser is None or self.choice.mode is ToolMode.NONE:
+        if self.choice.mode is ToolMode.NONE:
             return asked
         if self.choice.mode is ToolMode.REQUIRED:
             # response_format is of the text, and there is none: a client that sends both reads the call.
@@ -120,7 +120,6 @@ class ToolUse:
 
     def _calls(self) -> Format:
         """One call or more, and nothing else."""
-        assert self.parser is not None
         assert self.parser.tag is not None
         return {
             "type": "tags_with_separator",
@@ -146,14 +145,14 @@ class ToolUse:
     def _after_reasoning(self, structure: StructuredOutput, prompt: str) -> StructuredOutput:
         """The structure begins where the reasoning ends. The prompt or the model decides whether there is any."""
         style = self.parsers.reasoning
-        marks = THINK_MARKS if style is None else style.think
+        marks = style.think
         within = marks.begins_within(prompt)
         if within is False:
             return structure
         answer = _as_format(structure)
         ends = {"type": "any_text"}
         rest = [{"type": "regex", "pattern": r"\n*"}, answer]
-        if within or (style is not None and style.always):
+        if within or style.always:
             reasoning = {"type": "tag", "begin": "", "content": ends, "end": marks.end}
             return _structural_tag({"type": "sequence", "elements": [reasoning, *rest]}, structure.param)
         reasoning = {"type": "tag", "begin": marks.begin, "content": ends, "end": marks.end}
@@ -200,10 +199,10 @@ def read_tool_use(body: ChatBody, parsers: ServerParsers, *, asks_structure: boo
     )
 
 
-def _parser(choice: ToolChoice, parsers: ServerParsers, *, asks_structure: bool) -> ToolParser | None:
+def _parser(choice: ToolChoice, parsers: ServerParsers, *, asks_structure: bool) -> ToolParser:
     own = parsers.tool_parser
     if choice.mode is ToolMode.NONE:
-        return None
+        return NO_CALLS
     if choice.mode is ToolMode.AUTO:
         if not parsers.auto:
             raise RequestError(
@@ -211,7 +210,7 @@ def _parser(choice: ToolChoice, parsers: ServerParsers, *, asks_structure: bool)
                 "function",
                 param="tool_choice",
             )
-        if own is None:
+        if own is NO_CALLS:
             raise RequestError(
                 "tool_choice is auto, and this server does not know how the model writes calls; "
                 "--tool-call-parser says it. required, or the name of a function, works without",
@@ -219,7 +218,7 @@ def _parser(choice: ToolChoice, parsers: ServerParsers, *, asks_structure: bool)
             )
         if not asks_structure:
             return own
-    return own if own is not None and own.tag is not None else TOOL_PARSERS["hermes"]
+    return TOOL_PARSERS["hermes"] if own.tag is None else own
 
 
 def _structural_tag(form: Format, param: str = "tools") -> StructuredOutput:

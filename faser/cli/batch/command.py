@@ -30,6 +30,7 @@ from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.config.sources import SETTINGS, CommandParser, Findings, UsageError, parse, server_settings
 from faser.errors import ConfigError
+from faser.optional import or_else
 from faser.processes import exit_on_sigterm
 
 PROG = "faser run-batch"
@@ -186,8 +187,8 @@ def _on_ray(own: Namespace, flags: Sequence[str], config: EngineConfig, at_once:
     cluster = Cluster(
         address=own.ray_address,
         num_replicas=own.ray_replicas,
-        num_cpus=(config.num_threads or 1) if own.ray_cpus is None else own.ray_cpus,
-        num_gpus=float(config.device == "cuda") if own.ray_gpus is None else own.ray_gpus,
+        num_cpus=or_else(own.ray_cpus, config.num_threads or 1),
+        num_gpus=or_else(own.ray_gpus, float(config.device == "cuda")),
     )
 
     def answer(lines: Iterator[BatchLine], results: ResultsFile, bar: _Bar) -> Totals:

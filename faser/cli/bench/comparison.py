@@ -19,10 +19,11 @@ import numpy as np
 from faser.cli.bench.estimates import Estimate, ratio
 from faser.cli.bench.prompts import BenchPrompt
 from faser.errors import EngineError
+from faser.optional import present
 from faser.types.answer import FinishReason
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
-from faser.types.statistics import SpeculationStats
+from faser.types.statistics import NO_SPECULATION, SpeculationStats
 
 if TYPE_CHECKING:
     from faser.engine.engine import Engine
@@ -111,7 +112,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Reading the prompts included."""
+        """Tokens per second, prefill included."""
         return self.tokens / self.seconds
 
     @property
@@ -148,8 +149,8 @@ class Measured:
     @property
     def decoding(self) -> Estimate | None:
         """None: answers are too short."""
-        mine = [rate for run in self.runs if (rate := run.decode_per_s) is not None]
-        theirs = [rate for run in self.off if (rate := run.decode_per_s) is not None]
+        mine = present(run.decode_per_s for run in self.runs)
+        theirs = present(run.decode_per_s for run in self.off)
         return ratio(mine, theirs) if len(mine) == len(theirs) == len(self.runs) else None
 
     @property
@@ -240,7 +241,7 @@ class Comparison:
                 answers[request.request_id] = Answer()
                 engine.add(request)
 
-        before, began_s = engine.stats().speculation, self.now()
+        before, began_s = engine.stats().speculation or NO_SPECULATION, self.now()
         admit(load.concurrency)
         while engine.has_work():
             deltas = engine.step()
@@ -254,7 +255,7 @@ class Comparison:
                 if (drafts := delta.speculation) is not None:
                     answer.verified, answer.accepted = drafts.verified, drafts.accepted
             admit(ended)
-        seconds, after = self.now() - began_s, engine.stats().speculation
+        seconds, after = self.now() - began_s, engine.stats().speculation or NO_SPECULATION
         gammas = [now - then for now, then in zip_longest(_gammas(after), _gammas(before), fillvalue=0)]
         return Run(
             answers=tuple(answers.values()),
@@ -281,12 +282,10 @@ class Comparison:
             )
 
 
-def _total(stats: SpeculationStats | None, counter: str) -> int:
-    return 0 if stats is None else sum(getattr(each, counter) for each in stats.methods)
+def _total(stats: SpeculationStats, counter: str) -> int:
+    return sum(getattr(each, counter) for each in stats.methods)
 
 
-def _gammas(stats: SpeculationStats | None) -> list[int]:
+def _gammas(stats: SpeculationStats) -> list[int]:
     """Return the number of times [cap + 1] that each gamma was verified, in all classes."""
-    return (
-        [] if stats is None else [sum(counts) for counts in zip(*(each for _, each in stats.gammas), strict=True)]
-    )
+    return [sum(counts) for counts in zip(*(each for _, each in stats.gammas), strict=True)]

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from faser.optional import maybe
+
 # Student's t, 97.5 %, by degrees of freedom from 1 on. Beyond the table it sinks to 1.960: taking the last value
 # instead widens an interval by 4 % at most.
 _T_975 = (
@@ -27,7 +29,7 @@ class Estimate:
     rounds: int
 
     def rounded(self, digits: int = 4) -> dict[str, float | None]:
-        return {name: None if value is None else round(value, digits) for name, value in asdict(self).items()}
+        return {name: maybe(lambda each: round(each, digits), value) for name, value in asdict(self).items()}
 
     def text(self, digits: int = 2, unit: str = "") -> str:
         """Such as `1.52x (1.30 … 1.67)`."""
@@ -41,7 +43,7 @@ def ratio(mine: Sequence[float], theirs: Sequence[float]) -> Estimate:
     Raises ValueError unless there are as many of either, at least one, and all are above 0.
     """
     logs = _estimate([math.log(above / below) for above, below in zip(mine, theirs, strict=True)])
-    low, high = (None if bound is None else math.exp(bound) for bound in (logs.low, logs.high))
+    low, high = maybe(math.exp, logs.low), maybe(math.exp, logs.high)
     return Estimate(mean=math.exp(logs.mean), low=low, high=high, rounds=logs.rounds)
 
 

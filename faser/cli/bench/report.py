@@ -18,6 +18,7 @@ from faser import __version__
 from faser.cli.bench.comparison import OFF, Measured, Run
 from faser.cli.bench.estimates import Estimate
 from faser.cli.bench.prompts import BenchPrompt
+from faser.optional import maybe, or_else
 
 WIDTH = 140  # of the picture, and of a table that is not shown on a terminal
 _BAR = 30
@@ -91,8 +92,8 @@ def _draft_figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 def bar(estimate: Estimate, top: float) -> Text:
     """From 0 to the mean on a scale up to top; its interval is lighter, and 1 is marked."""
-    low = estimate.mean if estimate.low is None else estimate.low
-    high = estimate.mean if estimate.high is None else estimate.high
+    low = or_else(estimate.low, estimate.mean)
+    high = or_else(estimate.high, estimate.mean)
     found = Text()
     for cell in range(_BAR):
         at = (cell + 0.5) * top / _BAR
@@ -186,7 +187,7 @@ def _as_json(each: Measured, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
         "tokens_per_s": round(median(run.tokens_per_s for run in each.runs), 2),
         "decode_tokens_per_s": round(median(run.decode_per_s or 0.0 for run in each.runs), 2),
         "over_off": each.whole.rounded(),
-        "decoding_over_off": None if each.decoding is None else each.decoding.rounded(),
+        "decoding_over_off": maybe(Estimate.rounded, each.decoding),
         **_draft_figures(each.runs),
         "differing_answers": each.differing,
         "answers_hash": each.runs[0].answers_hash,

@@ -40,6 +40,7 @@ from faser.engine.checkpoints.heads import (
 )
 from faser.engine.checkpoints.quantized import StoredQuantization, stored_quantization
 from faser.errors import ModelError
+from faser.optional import given
 
 _DFLASH2 = "DFlash2DraftModel"
 _GEMMA4 = "Gemma4DSparkModel"
@@ -189,7 +190,7 @@ def _speculators_spec(config: dict[str, Any], target: DecoderSpec, method: str) 
 def _flat_spec(config: Mapping[str, Any], target: DecoderSpec, method: str) -> BlockSpec:
     """Fields in `dflash_config` come before those next to it."""
     inner = Fields(_without_causal(config)).optional_dict("dflash_config") or {}
-    merged = {**config, **{name: value for name, value in inner.items() if value is not None}}
+    merged = {**config, **given(inner)}
     stated = Fields(_without_causal(merged)).optional_int("num_target_layers")
     if stated is not None and stated != target.num_layers:
         raise ModelError(
@@ -234,7 +235,7 @@ def _spec(
             f"config.json: markov_rank is {markov_rank}; a drafter with a candidate selector has none"
         )
     if markov_rank and (kind := config.get("markov_head_type", "vanilla")) != "vanilla":
-        raise ModelError(f"config.json: markov_head_type is {kind!r}; only vanilla is computed")
+        raise ModelError(f"config.json: markov_head_type is {kind!r}; only vanilla is supported")
     confidence = fields.flag("enable_confidence_head", False)
     mask = config.get("mask_token_id")
     return BlockSpec(

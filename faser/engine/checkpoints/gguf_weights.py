@@ -27,9 +27,10 @@ from faser.engine.checkpoints.families.family import (
     GATE_UP,
     VECTORS,
 )
-from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.engine.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from faser.errors import ModelError
+from faser.types.arrays import Bytes, Floats32
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,7 @@ class GgufSource:
             return (1, math.prod(shape))
         return shape if place.half is None else (shape[0] // 2, *shape[1:])
 
-    def array(self, name: str) -> FloatArray:
+    def array(self, name: str) -> Floats32:
         """One tensor, dequantised."""
         place = self._stored[name]
         values = self._in_order(name, place.rows(self._file.array(place.tensor, place.part)))

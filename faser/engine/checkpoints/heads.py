@@ -32,6 +32,7 @@ from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.quantized import StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
 from faser.files import parse_json
+from faser.optional import given
 
 EAGLE3 = "eagle3"  # the method, as vLLM and speculators name it
 MTP_PREFIX = "mtp."  # of the tensors of an MTP layer
@@ -108,7 +109,7 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.quantization, StoredMxfp4):
-            raise ModelError("the head is quantised (mxfp4), which is read of gpt-oss alone")
+            raise ModelError("the head is quantised (mxfp4), which is supported for gpt-oss only")
         if self.draft_vocab_size > self.decoder.vocab_size:
             raise ModelError(
                 f"draft_vocab_size is {self.draft_vocab_size}; the target's vocabulary has "
@@ -156,11 +157,11 @@ def read_mtp_spec(path: Path, target: DecoderSpec) -> HeadSpec | None:
     if parts != _MTP_PARTS:
         raise ModelError(
             f"the MTP layer of {path} has {', '.join(sorted(parts))}; only layers with "
-            f"{', '.join(sorted(_MTP_PARTS))} are computed"
+            f"{', '.join(sorted(_MTP_PARTS))} are supported"
         )
     numbers = {name[2] for name in own if name[1] == "layers"}
     if len(numbers) > 1:
-        raise ModelError(f"{path} has {len(numbers)} MTP layers; only one is computed")
+        raise ModelError(f"{path} has {len(numbers)} MTP layers; only one is supported")
     layer = next(each for each in target.layers if isinstance(each.attention, AttentionSpec))
     mixes = any("experts" in name for name in own)
     network = next(
@@ -220,7 +221,7 @@ def describes_head(config: Mapping[str, Any]) -> bool:
 def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """Defaults are those of vLLM's reader, where they differ from the library's, which writes all fields."""
     if config[KIND] != EAGLE3:
-        raise ModelError(f"config.json: {KIND} is {config[KIND]!r}; only {EAGLE3} is read")
+        raise ModelError(f"config.json: {KIND} is {config[KIND]!r}; only {EAGLE3} is supported")
     fields = Fields(config)
     layers = fields.optional_dict("transformer_layer_config")
     if layers is None:
@@ -245,12 +246,12 @@ def _speculators_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpe
 def _flat_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """Fields in `eagle_config` come before those next to it, as in vLLM."""
     eagle_config = Fields(config).optional_dict("eagle_config") or {}
-    merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
+    merged = {**config, **given(eagle_config)}
     fields = Fields(merged)
     if not fields.flag("use_aux_hidden_state", True):
         raise ModelError("config.json: use_aux_hidden_state is false; only true is supported")
     if (scale := fields.positive_float("logit_scale", 1.0)) != 1.0:
-        raise ModelError(f"logit_scale of the head is {scale}; only 1 is computed")
+        raise ModelError(f"logit_scale of the head is {scale}; only 1 is supported")
     family = _ARCHITECTURES.get(architecture(config)) or str(config.get("model_type", "llama"))
     decoder = head_layers_spec(config, target, family=family)
     state_layers = _state_layers(merged.get("eagle_aux_hidden_state_layer_ids") or None, target)
@@ -282,9 +283,11 @@ def head_layers_spec(
     Raises ModelError for an unknown family, or for a vocabulary other than the target's.
     """
     if family not in families:
-        raise ModelError(f"config.json: model_type of the head is {family!r}; only {', '.join(families)} are read")
-    given = {name: value for name, value in config.items() if value is not None}
-    fields = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size} | given
+        raise ModelError(
+            f"config.json: model_type of the head is {family!r}; only {', '.join(families)} are supported"
+        )
+    of_target = {"max_position_embeddings": target.max_position_embeddings, "vocab_size": target.vocab_size}
+    fields = of_target | given(config)
     spec = decoder_spec(fields | {"architectures": [], "model_type": family, "tie_word_embeddings": False})
     windows = Fields(fields).windows(spec.windows)
     spec = replace(

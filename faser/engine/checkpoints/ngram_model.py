@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from faser.errors import ConfigError
 from faser.files import parse_json
+from faser.types.arrays import NO_TOKEN
 
-NO_TOKEN = -1  # before a context that is shorter than the widest
 LONGEST = 3  # tokens of a context; longer ones were found to bring nothing
 FEWEST = 2  # times that a context must have occurred
 _DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2

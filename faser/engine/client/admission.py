@@ -25,17 +25,20 @@ from faser.engine.client.affinity import PrefixReach
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.target_room import TargetRoom, due_s
 from faser.errors import TargetError
+from faser.optional import present
 from faser.types.outlook import Decision, Target
 from faser.types.request import NO_TARGETS, REFUSE, WAIT, Request, Slo, SpeculationParams
 
 OnDecision = Callable[[str, Decision, Target], None]
 
+# Reasoned; attainment by load with all of them is in results/steering.json.
 _SHARE = 0.9  # of requests that need at most what is compared with the target
 _FIRST_MARGIN, _MOST_MARGIN = 1.2, 4.0  # times the prediction
 _FOLLOW = 0.05  # of the logarithm of a margin, for a request
 _PROMPTS_S = 10.0  # of first tokens that say how much prompts lengthen steps
 _FOLLOW_ANSWERS = 0.05  # weight of the newest answer
 _MOST_RETRY_S = 600
+_LEAST_SPARE = 0.1  # share of time that prompts leave to steps: more than 10 times as long is no prediction
 _STALE_S = 5.0  # without a first token, after which an idle engine's pace has to be measured again
 _LOOK_PERIOD_S = 0.05  # between looks at requests whose targets were given up
 _MOST_LOOKS = 4  # of predictions that fail, at once
@@ -295,7 +298,7 @@ class Admission:
 
     def _spare(self, now_s: float) -> float:
         """The share of time that prompts leave to steps."""
-        return max(1 - self._load(now_s), 0.1)
+        return max(1 - self._load(now_s), _LEAST_SPARE)
 
     def _load(self, now_s: float) -> float:
         return self._prompt_load * math.exp(-max(now_s - self._load_at_s, 0.0) / _PROMPTS_S)
@@ -356,7 +359,7 @@ def _is_paced(request: Request) -> bool:
 def _as_class(request: Request, settings: SpeculationParams) -> Request:
     """The request with the class's targets and limits, and never more drafts than it asked for."""
     own = request.speculation
-    caps = [each for each in (own.max_tokens, settings.max_tokens) if each is not None]
+    caps = present((own.max_tokens, settings.max_tokens))
     enabled = own.enabled and settings.enabled
     return replace(
         request,

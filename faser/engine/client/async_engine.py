@@ -79,7 +79,7 @@ class AsyncEngine:
         transport: Transport = "process",
         supervision: Supervision | None = None,
         observer: EngineObserver | None = None,
-        on_progress: ProgressCallback | None = None,
+        on_progress: ProgressCallback = lambda *_: None,
         launched: LaunchedEngine | None = None,
         recorder: TrafficRecorder | None = None,
         place: Place | None = None,
@@ -302,7 +302,7 @@ class AsyncEngine:
                     self._look_out(pace)
                 self._restore()
             case Progress(stage, done, total):
-                if self._on_progress is not None and self._state is EngineState.LOADING:
+                if self._state is EngineState.LOADING:
                     self._on_progress(stage, done, total)
             case Loaded(info):
                 self._take_info(info)

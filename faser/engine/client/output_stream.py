@@ -15,6 +15,7 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import FaserError
+from faser.optional import present
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SpeculationSummary
 from faser.types.request import Request
 
@@ -108,7 +109,7 @@ class OutputStream:
         self.timing.num_cached_tokens = max(self.timing.num_cached_tokens, deltas[0].num_cached_tokens)
         if self.request.shares_cache:
             deltas = [each for delta in deltas for each in _by_token(delta)]
-        converted = tuple(each for delta in deltas if (each := self._convert(delta)) is not None)
+        converted = tuple(present(map(self._convert, deltas)))
         if not converted:
             return None
         output = RequestOutput(
@@ -119,7 +120,7 @@ class OutputStream:
         )
         for each in converted:
             self._traffic.add(each)
-        self.speculation += [each.speculation for each in converted if each.speculation is not None]
+        self.speculation += present(each.speculation for each in converted)
         self.finished = not self._detokenizers
         self._outputs.put_nowait(output)
         return output

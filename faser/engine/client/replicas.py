@@ -188,7 +188,7 @@ class ReplicaStream:
             except EngineDiedError as error:
                 if self._begun or not self._move():
                     raise
-                _log.info("a request goes to another replica: %s", error)
+                _log.info("a request moves to another replica: %s", error)
             except BaseException:
                 self._leave()
                 raise

@@ -14,17 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS, PASS_METHODS
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from faser.types.arrays import NO_TOKEN, Bools, Floats, Ints
 
 METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
-NO_TOKEN = -1
 
 
 class DraftTable(NamedTuple):

@@ -27,11 +27,9 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from faser.types.arrays import Floats
 from faser.types.request import Slo
-
-Floats = NDArray[np.float64]
 
 KNOWN_UTILISATION = 0.8  # beyond it a forecast says that it does not know: benchmarks/results/latency-model.json
 _MOST_WAITING = 400  # requests without a slot that a forecast reckons with

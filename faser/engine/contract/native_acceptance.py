@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from faser.engine.contract.drafts import DraftTable, Floats, Ints
+from faser.engine.contract.drafts import DraftTable
+from faser.types.arrays import Floats, Ints
 
 
 class SampledStep(NamedTuple):

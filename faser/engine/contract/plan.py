@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, SpeculationSummary, StepTrace
+from faser.types.arrays import Ints
 from faser.types.sampling import SamplingParams
 from faser.types.statistics import PruneStats
 

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.errors import ConfigError
 from faser.files import parse_json, write_atomically
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from faser.types.arrays import Floats, Ints
 
 _Further = TypeVar("_Further", float, Floats)
 

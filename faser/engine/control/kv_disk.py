@@ -22,7 +22,7 @@ from faser.engine.contract.kv_memory import KvMemory
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.control.kv_file import KvFile, state_digests
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.state_snapshots import StateSnapshots
+from faser.engine.control.state_snapshots import NoSnapshots, StateSnapshots
 from faser.types.statistics import KvDiskStats
 
 _LEAST_GAIN = 64
@@ -48,6 +48,27 @@ class _Load:
     has_state: bool = False
 
 
+class NoDisk:
+    """Stands in for KvDisk in an engine that keeps no KV on disk: no sequence waits for any."""
+
+    num_waiting, is_loading = 0, False
+
+    def __contains__(self, _: Sequence) -> bool:
+        return False
+
+    def begin(self, *_: object, **__: object) -> bool:
+        return False
+
+    def loaded(self) -> tuple[Sequence, ...]:
+        return ()
+
+    def drop(self, _: Sequence) -> None:
+        """The sequence waits for nothing."""
+
+    def stats(self) -> None:
+        """Nothing is read or written."""
+
+
 class KvDisk(Companion):
     """file: is closed with it. memory: of the data plane. snapshots: None: the model has no recurrent states.
 
@@ -67,7 +88,7 @@ class KvDisk(Companion):
         self._file = file
         self._memory = memory
         self._kv = kv
-        self._snapshots = snapshots
+        self._snapshots = snapshots or NoSnapshots()
         self._least_gain = least_gain
         self._num_parts = -(-memory.state_bytes // memory.block_bytes)
         self._buffer = memoryview(bytearray(memory.block_bytes))
@@ -83,8 +104,7 @@ class KvDisk(Companion):
         self._ends = False
         kv.on_published = self._store_block
         kv.on_released = self._note_use
-        if snapshots is not None:
-            snapshots.on_saved = self._store_state
+        self._snapshots.on_saved = self._store_state
         self._thread = threading.Thread(target=self._run, name="faser-kv-disk", daemon=True)
         self._thread.start()
 
@@ -125,7 +145,7 @@ class KvDisk(Companion):
         if (end - reach) * size < self._least_gain:
             return False
         snapshot = None
-        if state is not None and self._snapshots is not None:
+        if state is not None:
             snapshot = self._snapshots.take()
             if snapshot is None:
                 return False
@@ -147,7 +167,7 @@ class KvDisk(Companion):
             self._loads.remove(load)
             table = load.table
             self._kv.publish(table, load.token_ids, load.num_blocks * self._kv.block_size)
-            if load.state is not None and self._snapshots is not None:
+            if load.state is not None:
                 self._snapshots.filled(load.state, table.digests[-1] if load.has_state else None)
             self._hits += (load.num_blocks - load.first) * self._kv.block_size
             self._kv.release(table)
@@ -168,8 +188,6 @@ class KvDisk(Companion):
                 self._changed.wait_for(lambda: self._loaded, _REST_S)
 
     def _save_states(self) -> None:
-        if self._snapshots is None:
-            return
         for each in self._snapshots.take_saves():
             self._memory.save_state(each.slot, each.snapshot, each.num_tokens)
         self._snapshots.note_saved()
@@ -203,8 +221,6 @@ class KvDisk(Companion):
     ) -> tuple[int, int, bytes | None]:
         """Blocks behind which the sequence could start now, and with the disk; and the state to read for that."""
         end = next((i for i in range(len(cached), len(digests)) if not self._file.has(digests[i])), len(digests))
-        if self._snapshots is None:
-            return len(cached), end, None
         reach = self._snapshots.reach(sequence, cached)
         for count in range(end, reach, -1):
             digest = digests[count - 1]
@@ -221,7 +237,6 @@ class KvDisk(Companion):
             self._store(digest, block, self._kv.version(block), is_state=False)
 
     def _store_state(self, digest: bytes, snapshot: int) -> None:
-        assert self._snapshots is not None
         self._store(digest, snapshot, self._snapshots.version(snapshot), is_state=True)
 
     def _store(self, digest: bytes, number: int, version: int, *, is_state: bool) -> None:
@@ -281,7 +296,6 @@ class KvDisk(Companion):
         """Write a block or a snapshot that still has the content it was queued with, also after it was copied."""
         names = [*state_digests(digest, self._num_parts)] if is_state else [digest]
         owner = self._snapshots if is_state else self._kv
-        assert owner is not None
         if all(map(self._file.has, names)) or owner.version(number) != version:
             return
         if is_state:

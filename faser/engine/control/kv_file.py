@@ -151,7 +151,9 @@ class KvFile:
         content = _read_all(self._index)
         if content[:_HEADER_BYTES] != header:
             if content:
-                _log.warning("%s is damaged, or not FASER's: it is not used and begins anew", self._folder)
+                _log.warning(
+                    "%s is damaged or was not written by FASER; starting with an empty cache", self._folder
+                )
             os.ftruncate(self._data, 0)
             os.ftruncate(self._index, 0)
             _write_all(self._index, memoryview(header), 0)
@@ -177,7 +179,7 @@ class KvFile:
         os.ftruncate(self._index, _HEADER_BYTES + self._num_slots * _ENTRY_BYTES)
         os.ftruncate(self._data, self._num_slots * self.record_bytes)
         if num_bad:
-            _log.warning("%d records of %s are damaged and not used", num_bad, self._folder)
+            _log.warning("ignoring %d damaged records of %s", num_bad, self._folder)
 
     def _take_slot(self) -> int:
         """A slot whose entry is cleared: a free one, a new one, or that of the least recently used record."""
@@ -214,7 +216,7 @@ class KvFile:
 
     def _drop_other(self) -> None:
         folder, _ = self._others.pop()
-        _log.info("the KV of another model makes room: %s is removed", folder)
+        _log.info("removing the cached KV of another model to make room: %s", folder)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _complain(self, message: str, *args: object) -> None:

@@ -14,12 +14,13 @@ from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepPlan, StepResult, StepSpan
 from faser.engine.control.step_cost import CostModel, steps_to_skip
 
+# Reasoned, and varied in no filed run.
 _STEPS_KEPT = 300  # of a level; older ones fade
 _ENOUGH = 8  # steps after which a level is known
 _SEQUENCES_PER_STEP = 32  # for which one further step is not counted: large steps take longer to count
 _PROMPT_KEPT = 0.98  # of what prompts have taken, after one more step with a prompt
 _OUTLIER = 3.0  # times longer than expected: a pause, no pace
-_CONTEXT_KEPT = 0.995
+_CONTEXT_KEPT = 0.995  # of the mean context after one more step
 _FIRST_CONTEXT = 256  # cached tokens of a sequence, before any has run
 
 

@@ -41,6 +41,35 @@ _INTERVAL = 2048  # tokens of a long prompt from snapshot to snapshot
 _SHARE = 4  # one prompt's snapshots on its way are a quarter of all, at most
 
 
+class NoSnapshots:
+    """Stands in for StateSnapshots of a model without recurrent states, which goes on behind any prefix."""
+
+    on_saved: Callable[[bytes, int], None] | None = None
+
+    def reach(self, _: Sequence, prefix: Numbers[int]) -> int:
+        return len(prefix)
+
+    def has(self, _: bytes) -> bool:
+        return True
+
+    def rows_to_end(self, _: Sequence, __: int, num_rows: int) -> int:
+        return num_rows
+
+    def launch(self, _: StepRows) -> tuple[StateSave, ...]:
+        return ()
+
+    def take_saves(self) -> tuple[StateSave, ...]:
+        return ()
+
+    def version(self, _: int) -> int:
+        return 0
+
+    def nothing(self, *_: object) -> None:
+        """There is nothing to keep, and no record of it."""
+
+    start = take = filled = note_saved = commit = leave = check_invariants = nothing
+
+
 class StateSnapshots:
     """num_snapshots: of the data plane, at least 1. chunk: tokens; a slot's state is kept after whole ones."""
 

@@ -9,21 +9,19 @@ from bisect import bisect_left
 from typing import NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, ExpertCosts, Role, StepTimes
 from faser.engine.control.step_posterior import StepPosterior
+from faser.types.arrays import Floats, Ints
 from faser.types.statistics import STEP_ERROR_EDGES, RoleStats
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
 
 _OFTEN_S, _MOST_SKIPPED = 0.03, 3  # times are learned about this often, and at least from one step in 4
 _FOLLOW_STEPS = 0.1  # weight of the newest step in the factor of its role
-_LARGEST_FACTOR = 20.0
-_FIRST_DENSE_ROWS = 2048
+_LARGEST_FACTOR = 20.0  # of measured over predicted: a bound that no simulated run reaches
+_FIRST_DENSE_ROWS = 2048  # up to which predictions are kept as a table
 _FREE = CostTable(rows=(1,), seconds=(0.0,))  # of a role that the engine does not have
 
 _KEPT = 0.99  # of what is known of experts after one more step: 100 steps count
@@ -171,7 +169,7 @@ class CostModel:
         if not self.has_passes:
             return total_s
         total_s += self.passes_s(_going(lengths)[None]).item(-1)
-        missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
+        missing = int(lag[lengths > 0].sum()) if np.count_nonzero(lag) else 0
         if missing:
             total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon
         return total_s

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _OUTLIER = 3.0  # a measurement counts as at most this many times off: a page fault, a pause is no new machine
 _KEPT = 0.99  # of what is known of draft rows after one more step: 100 steps count
 _PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
-_LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0
+_LEAST_ROW_FACTOR, _MOST_ROW_FACTOR = 0.8, 4.0  # bounds of what a draft row costs over the table
 _SHARED = 0.1  # what a step of any level is worth at each level
 
 # Seconds by which drafts delay a step, and for each of its sequences: a line through the gaps of 1, 8 and 32
@@ -33,7 +34,7 @@ PLAIN, DRAFTED, KEPT = range(3)  # kinds of steps: without drafts; all drafts we
 _FOLLOW_GAPS = 0.05  # weight of the newest gap, once there are enough
 _FORGET_KEPT = 0.002  # with a step that keeps no row: where rows seem too dear, none would correct that
 _PRIOR_STEPS = 4  # the usual gap counts as this many measured ones: after 16 steps it weighs a fifth
-_MOST_SUM = 1e9
+_MOST_SUM = 1e9  # in a file of an earlier run: larger ones are damage
 _MOST_SAVED = 20.0  # steps that an earlier run counts as, at most
 
 

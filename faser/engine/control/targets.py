@@ -21,12 +21,14 @@ from math import ceil
 import numpy as np
 
 from faser.engine.contract.latency_model import Pace
+from faser.engine.contract.plan import StepPlan, StepResult, StepSpan
 from faser.engine.contract.target_room import TargetRoom
 from faser.engine.control.clock import Clock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.waiting_queue import WaitingQueue
 
+# Reasoned, and varied in no filed run.
 _PERIOD_S = 0.5  # after which limits are computed anew
 _SHARE_OF_ROWS = 16  # of which one is always for prompts
 _HASTE = 1.5  # times as many rows as a prompt needs if all goes well
@@ -40,10 +42,37 @@ def is_due_before(begun: Sequence) -> Callable[[Sequence], bool]:
     return lambda each: each.request.due_s is not None and each.priority_key < key
 
 
-class TargetKeeper:
-    """Without targets nothing is limited. pace: None: nor is it with them. most_rows: of a step."""
+class NoTargets:
+    """Stands in for TargetKeeper in an engine without a pace, and for the limits of a step without targets."""
 
-    def __init__(self, pace: PaceFit | None, clock: Clock, *, most_rows: int) -> None:
+    def see(self, _: float | None) -> None:
+        """No target changes anything."""
+
+    def observe(self, *_: object) -> None:
+        """No step teaches anything."""
+
+    def pace(self) -> None:
+        """It is not known."""
+
+    def limits(self, *_: object) -> "NoTargets":
+        return self
+
+    def take_rows(self, _: Sequence, num_rows: int) -> int:
+        return num_rows
+
+    def next_to_start(
+        self, waiting: WaitingQueue, _: Many[Sequence], among: Callable[[Sequence], bool] | None
+    ) -> Sequence | None:
+        return waiting.first() if among is None else waiting.first_of(among)
+
+
+NO_TARGETS = NoTargets()
+
+
+class TargetKeeper:
+    """Without targets nothing is limited. pace: is fitted to the steps. most_rows: of a step."""
+
+    def __init__(self, pace: PaceFit, clock: Clock, *, most_rows: int) -> None:
         self._pace, self._clock, self._most_rows = pace, clock, most_rows
         self._room, self._shrunk_room = TargetRoom(), TargetRoom()
         self._due_s = 0.0
@@ -54,17 +83,25 @@ class TargetKeeper:
 
     def see(self, tpot_ms: float | None) -> None:
         """A request with this target per token, or without one, has come."""
-        if self._pace is not None and tpot_ms is not None:
+        if tpot_ms is not None:
             self._room.see(tpot_ms, self._clock.now())
             self._due_s = self._due_s if self._rows else 0.0
 
-    def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits":
+    def observe(self, plan: StepPlan, result: StepResult, last: StepSpan | None) -> None:
+        """A step is done. Arguments as in PaceFit.observe."""
+        self._pace.observe(plan, result, last)
+
+    def pace(self) -> Pace:
+        """Return the pace as fitted to the steps so far."""
+        return self._pace.pace()
+
+    def limits(self, running: Many[Sequence], num_decoding: int) -> "StepLimits | NoTargets":
         """Return the limits of the next step. running: that run now, of which num_decoding decode in it."""
         now_s = self._clock.now()
         token_s = self._room.tightest_s(now_s)
-        if token_s is None or self._pace is None:
+        if token_s is None:
             self._rows, self._factor = [], 1.0
-            return NO_LIMITS
+            return NO_TARGETS
         if now_s >= self._due_s:
             self._due_s = now_s + _PERIOD_S
             self._follow(running, now_s)
@@ -119,17 +156,15 @@ class TargetKeeper:
 
 
 class StepLimits:
-    """Limits that targets set for one step. keeper: None: none. num_rows: for prompts, unless they are due."""
+    """Limits that targets set for one step. num_rows: for prompts, unless they are due."""
 
     __slots__ = ("_keeper", "_num_rows")
 
-    def __init__(self, keeper: TargetKeeper | None, num_rows: int) -> None:
+    def __init__(self, keeper: TargetKeeper, num_rows: int) -> None:
         self._keeper, self._num_rows = keeper, num_rows
 
     def take_rows(self, sequence: Sequence, num_rows: int) -> int:
         """Take up to num_rows rows of a prompt from those left, and return how many the step gets."""
-        if self._keeper is None:
-            return num_rows
         num_rows = min(num_rows, max(self._num_rows, self._keeper.rows_due(sequence)))
         self._num_rows = max(self._num_rows - num_rows, 0)
         return num_rows
@@ -138,8 +173,6 @@ class StepLimits:
         self, waiting: WaitingQueue, running: Many[Sequence], among: Callable[[Sequence], bool] | None
     ) -> Sequence | None:
         """The first of those that wait, and may start next to the running ones. among: None: of all."""
-        if self._keeper is None:
-            return waiting.first() if among is None else waiting.first_of(among)
         may_unpaced, has_rows = self._keeper.may_start(running), self._num_rows > 0
 
         def may_start(each: Sequence) -> bool:
@@ -147,9 +180,6 @@ class StepLimits:
             return has_room and (has_rows or each.request.due_s is not None) and (among is None or among(each))
 
         return waiting.first_of(may_start)
-
-
-NO_LIMITS = StepLimits(None, 0)
 
 
 def is_paced(sequence: Sequence) -> bool:

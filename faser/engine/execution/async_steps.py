@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, StepRows
 from faser.engine.execution.drafting.ahead import DraftsAhead, FollowedStep
 from faser.engine.execution.drafting.loop import DraftBatch
@@ -31,10 +30,11 @@ from faser.engine.execution.next_tokens import sampling_rows
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
-from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.engine.execution.sampling.verify import Verifier, decided_by, matched
+from faser.types.arrays import Bools, Ints
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -105,11 +105,12 @@ class AsyncSteps:
     verifier: of steps with drafts; it needs only the tokens that are sampled.
     """
 
+    _last: StepInFlight  # launched last
+
     def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier) -> None:
         self._verifier = verifier
         self._runner = runner
         self._sampler = sampler
-        self._last: StepInFlight | None = None
         self._num_in_flight = 0
         self._missing: Sequence[int] = ()  # of the choice made last
         self.collected_s = 0.0  # when the last step was collected
@@ -151,7 +152,6 @@ class AsyncSteps:
     def followed(self) -> FollowedStep:
         """The step launched last, for drafts that go on behind it. Finds on the device what it accepts."""
         step, runner = self._last, self._runner
-        assert step is not None, "nothing was launched before"
         assert isinstance(runner, GraphRunner), "a runner that cannot be followed"
         layout = step.sampling
         drafted = layout.drafted.copy()
@@ -195,7 +195,7 @@ class AsyncSteps:
 
     def choose_next(self) -> None:
         """Start the choice of the step in flight, if it has waited for the sampler to accept the tokens before."""
-        if self._num_in_flight and self._last is not None and not self._last.choice.is_made:
+        if self._num_in_flight and not self._last.choice.is_made:
             self._choose(self._last)
 
     @torch.inference_mode()
@@ -232,7 +232,6 @@ class AsyncSteps:
             return None
         last_rows = batch.last_rows.tolist()  # a placeholder is its sequence's only row
         fed = [i for i, row in enumerate(last_rows) if rows.token_ids[row] == PLACEHOLDER]
-        assert self._last is not None, "nothing was launched before"
         pending = self._last.choice.pending
         assert pending is not None, "nothing was chosen before"
         source_of = {slot: i for i, slot in enumerate(self._last.sampling.slots.tolist())}

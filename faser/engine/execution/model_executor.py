@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.native_acceptance import Texts
 from faser.engine.contract.plan import (
     PLACEHOLDER,
@@ -30,12 +30,13 @@ from faser.engine.execution.drafting.cold_state import Rebuilds
 from faser.engine.execution.drafting.draft_model import DraftKvCache, DraftModel
 from faser.engine.execution.drafting.drafter import (
     Drafter,
+    NoDrafter,
     Proposals,
     ProposedDrafts,
     drafts_of,
     without_forbidden,
 )
-from faser.engine.execution.drafting.head_memory import HiddenStates
+from faser.engine.execution.drafting.head_memory import HiddenStates, NoHiddenStates
 from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.drafting.text import texts_of
 from faser.engine.execution.next_tokens import NextTokens
@@ -51,6 +52,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types.answer import PositionLogprobs
+from faser.types.arrays import Ints
 
 # Rows and batch as the forward returned them (it may cut drafts), the tokens of each sequence, and experts read.
 _VerifiedRows = tuple[StepRows, RowBatch, StepTokens, int]
@@ -64,7 +66,7 @@ class SpeculativeExecution:
 
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
-    states that the drafter reads; None: it reads none.
+    states that the drafter reads.
     """
 
     drafter: Drafter
@@ -72,7 +74,7 @@ class SpeculativeExecution:
     forward: VerificationForward = field(default_factory=PlainForward)
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
-    states: HiddenStates | None = None
+    states: HiddenStates | NoHiddenStates = field(default_factory=NoHiddenStates)
 
 
 class ModelExecutor:
@@ -99,21 +101,19 @@ class ModelExecutor:
         self._sampler = sampler
         self._table = table
         self._matchers = matchers
-        self._speculation = speculation
-        self._forward = PlainForward() if speculation is None else speculation.forward
-        self._states = None if speculation is None else speculation.states
+        self._speculation = speculation or SpeculativeExecution(
+            drafter=NoDrafter(), verifier=SampleAndMatch(sampler)
+        )
+        self._drafter, self._forward = self._speculation.drafter, self._speculation.forward
+        self._states = self._speculation.states
         self._drafts = ProposedDrafts()
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
-        verifier = SampleAndMatch(sampler) if speculation is None else speculation.verifier
+        verifier = self._speculation.verifier
         self._next_tokens = NextTokens(
-            runner,
-            sampler,
-            self._drafts,
-            verifier=verifier,
-            samples_in_runner=samples_in_runner,
+            runner, sampler, self._drafts, verifier=verifier, samples_in_runner=samples_in_runner
         )
         self._async_steps = AsyncSteps(runner, sampler, verifier)
-        self._follower = _follower(runner, speculation) if samples_in_runner else None
+        self._follower = _follower(runner, self._speculation) if samples_in_runner else None
         self._ahead: DraftsAhead | None = None  # for the next step
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
@@ -128,12 +128,12 @@ class ModelExecutor:
     @property
     def lanes(self) -> Lanes | None:
         """Return the lanes of overlapped drafting; None where drafting always precedes the step."""
-        return None if self._speculation is None else self._speculation.lanes
+        return self._speculation.lanes
 
     @property
     def texts(self) -> Texts | None:
         """Texts in which the control plane may look up drafts by itself; None: plans ask for all drafts."""
-        return None if self._speculation is None else texts_of(self._speculation.drafter, self._matchers)
+        return texts_of(self._drafter, self._matchers)
 
     @property
     def drafts_ahead(self) -> bool:
@@ -170,7 +170,6 @@ class ModelExecutor:
         return batch, drafts_of(ahead.plan, found, began_s, time.perf_counter())
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
-        assert self._speculation is not None, "this engine has no drafter"
         began_s = time.perf_counter()
         if self._ahead is not None:  # the sequences that it was for have ended
             self._read(self._ahead)
@@ -180,15 +179,13 @@ class ModelExecutor:
             self._applied = during
         self._release(plan.released)
         self._append_blocks(plan)
-        proposals = self._speculation.drafter.propose(plan)
+        proposals = self._drafter.propose(plan)
         if during is None:
             self._drafts.hold(proposals)
         return drafts_of(plan, self._allowed(plan, proposals), began_s, time.perf_counter())
 
     def rebuild(self, check: DrafterCheck) -> bool:
-        assert self._speculation is not None, "this engine has no drafter"
-        drafter = self._speculation.drafter
-        return isinstance(drafter, Rebuilds) and drafter.rebuild(check.method, check.slot)
+        return isinstance(self._drafter, Rebuilds) and self._drafter.rebuild(check.method, check.slot)
 
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
@@ -200,10 +197,9 @@ class ModelExecutor:
         return result if drafts is None else replace(result, drafts=drafts)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
-        assert self._speculation is not None, "this engine has no drafter"
-        assert self._speculation.lanes is not None, "this engine has no lanes"
+        lanes = self._speculation.lanes
+        assert lanes is not None, "this engine has no lanes"
         assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
-        drafter, lanes = self._speculation.drafter, self._speculation.lanes
         if self._applied is not plan:
             self._apply(plan)
         self._applied = None
@@ -211,7 +207,7 @@ class ModelExecutor:
         batch = self._gather(plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
-            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
+            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: self._drafter.propose(draft_plan, until)),
             lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
@@ -249,9 +245,7 @@ class ModelExecutor:
 
     def _gather(self, plan: StepPlan) -> RowBatch:
         batch = self._table.gather(plan.rows)
-        if self._states is not None and self._states.wants(plan.rows.slots):
-            return replace(batch, captures=True)
-        return batch
+        return replace(batch, captures=True) if self._states.wants(plan.rows.slots) else batch
 
     def _verify(self, rows: StepRows, batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
@@ -325,19 +319,19 @@ class ModelExecutor:
 
     def _keep_states(self, rows: StepRows, batch: RowBatch, num_tokens: Sequence[int]) -> None:
         """Before the next forward overwrites them."""
-        if self._states is not None and batch.captures:
+        if batch.captures:
             states = self._runner.states(batch.num_rows)
             self._states.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
     def _held_by_drafter(self, plan: StepPlan) -> tuple[int, ...]:
         """Return draft_kv as StepResult has it."""
-        if self._states is not None and plan.started:
+        if not plan.started:
+            return ()
+        if isinstance(self._states, HiddenStates):
             first = dict(zip(plan.rows.slots, plan.rows.starts, strict=True))
             return tuple([first.get(start.slot, 0) for start in plan.started])
-        if self._speculation is None or self._speculation.draft_kv is None:
-            return ()
-        held = self._speculation.draft_kv.num_held
-        return tuple([held(start.slot) for start in plan.started])
+        draft_kv = self._speculation.draft_kv
+        return () if draft_kv is None else tuple([draft_kv.num_held(start.slot) for start in plan.started])
 
     def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
         """Return the proposals without tokens that the structure of an answer forbids."""
@@ -360,8 +354,7 @@ class ModelExecutor:
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)
-            if self._speculation is not None:
-                self._speculation.drafter.start(start)
+            self._drafter.start(start)
             self._prompt_logprobs.start(start)
         for slot, new_blocks in plan.rows.new_blocks.items():
             self._table.append(slot, new_blocks)
@@ -371,28 +364,24 @@ class ModelExecutor:
         counts, token_ids = tokens.counts, tokens.token_ids
         if token_ids:
             self._sampler.accept(repeated(slots, counts), token_ids)
-        if self._speculation is None:
-            return
         if 0 in counts:
             slots, counts = list(compress(slots, counts)), list(compress(counts, counts))
-        self._speculation.drafter.commit(slots, counts, token_ids)
+        self._drafter.commit(slots, counts, token_ids)
 
     def _release(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
             self._sampler.release(slot)
             self._prompt_logprobs.release(slot)
-            if self._speculation is not None:
-                self._speculation.drafter.release(slot)
+            self._drafter.release(slot)
 
 
-def _follower(runner: Runner, speculation: SpeculativeExecution | None) -> DraftModel | None:
+def _follower(runner: Runner, speculation: SpeculativeExecution) -> DraftModel | None:
     """The drafter, if its drafts can be launched behind steps in flight: point masses, all of a draft model.
 
     What a step accepts must follow from its tokens alone, and the runner of the target must find it.
     """
     if (
-        speculation is None
-        or not isinstance(runner, GraphRunner)
+        not isinstance(runner, GraphRunner)
         or not isinstance(speculation.drafter, DraftModel)
         or not needs_only_samples(speculation.verifier)
         or not isinstance(speculation.forward, PlainForward)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.engine.contract.plan import StepRows
 from faser.engine.execution.drafting.drafter import ProposedDrafts
@@ -28,8 +27,7 @@ from faser.engine.execution.sampling.verify import (
     matched,
     needs_only_samples,
 )
-
-Ints = NDArray[np.int64]
+from faser.types.arrays import Ints
 
 
 class NextTokens:

@@ -22,7 +22,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StepRows
@@ -30,12 +29,8 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import StepTokens
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling import NO_TOKEN
+from faser.types.arrays import NO_TOKEN, Bools, Floats, Ints
 from faser.types.statistics import PruneStats
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 LOOK_AFTER = 1 / 6  # of the layers; later looks know more and save less (benchmarks/results/prune)
 LOOK_EVERY = 20  # steps with drafts, of which one cuts nothing, so that every rank is verified now and then

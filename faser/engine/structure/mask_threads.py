@@ -48,7 +48,7 @@ class Task:
         try:
             self._run()
         except Exception:
-            _log.exception("a grammar's tokens cannot be found")
+            _log.exception("a grammar's token masks cannot be computed")
         finally:
             self.is_done = True
             self._working.release()

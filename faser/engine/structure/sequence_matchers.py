@@ -27,14 +27,12 @@ from itertools import takewhile
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from numpy.typing import NDArray
 
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.mask_threads import MaskThreads, Task
 from faser.types.answer import SequenceError
+from faser.types.arrays import Ints
 from faser.types.sampling import StructuredOutput, StructureKind
-
-Words = NDArray[np.int64]
 
 PATIENCE_S = 0.02
 _QUICK = 1 / 20  # of the patience; a sequence whose last token took longer is slow: it gets no drafts
@@ -52,7 +50,7 @@ class _Draft:
     """words: [γ + 1, W], of the rows before, between and after these tokens. failed: a limit was met."""
 
     tokens: tuple[int, ...]
-    words: Words
+    words: Ints
     task: Task | None = None
     failed: bool = True
 
@@ -71,7 +69,7 @@ class _Place:
 
     asked: StructuredOutput
     may_end_from: float
-    mask: Words
+    mask: Ints
     lexer: threading.Lock
     token_ids: list[int]
     drafts_from: int = 0
@@ -114,7 +112,7 @@ class SequenceMatchers:
         self._threads = MaskThreads(min(num_threads, _MOST_THREADS))
         self._executor = LLExecutor(1)
         self._places: dict[int, _Place] = {}
-        self._ends: Words | None = None  # [W] a mask of the end-of-sequence tokens
+        self._ends: Ints | None = None  # [W] a mask of the end-of-sequence tokens
         self._left_s = patience_s  # what questions about drafts may wait until the next masks
 
     @property
@@ -152,7 +150,7 @@ class SequenceMatchers:
 
     def masks(
         self, drafts: Sequence[tuple[int, tuple[int, ...]]], positions: Sequence[int], *, alone: bool = True
-    ) -> tuple[Words, dict[int, SequenceError | None]]:
+    ) -> tuple[Ints, dict[int, SequenceError | None]]:
         """Return masks [R, W], where bit i % 64 of word i // 64 allows token i, and the slots that get no token.
 
         drafts: (slot, draft tokens) for each sequence, which has a row for its next token and one more for each
@@ -362,7 +360,7 @@ class SequenceMatchers:
         self._left_s = max(0.0, self._left_s - (time.perf_counter() - began_s))
         return came
 
-    def _ends_mask(self) -> Words:
+    def _ends_mask(self) -> Ints:
         if self._ends is None:
             bits = np.zeros(self._compiler.mask_words * 64, dtype=np.uint8)
             bits[[*self._compiler.eos_token_ids]] = 1

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.kernels.cpu.library import AcceptanceArraysStruct
+from faser.optional import maybe
+from faser.types.arrays import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Columns = tuple[Ints, Ints, Ints, Ints, Floats]  # of a DraftTable: slots, methods, lengths, token_ids, confidences
 
 
@@ -64,7 +64,7 @@ class CompiledAcceptance:
         cap = self._cap
         numbers, tokens = np.empty((3, count), dtype=np.int64), np.empty((count, cap), dtype=np.int64)
         real = np.empty(count * (2 * cap + 1))
-        noted = None if requested is None else id(requested)
+        noted = maybe(id, requested)
         found = id(numbers), id(tokens), id(real)
         self._choose(self._address, len(drafts[0]), *map(id, drafts), count, noted, row_price, *found)
         taken, methods, lengths = numbers
@@ -148,7 +148,7 @@ class CompiledAcceptance:
     ) -> tuple[Ints, float]:
         assert survival.shape[1] == self._cap + 1, "tables are as wide as the arrays"
         kept = np.empty(len(lengths), dtype=np.int64)
-        first = None if least is None else id(least)
+        first = maybe(id, least)
         rate = self._best_prefixes(
             self._address, len(lengths), id(survival), first, id(lengths), id(seconds), worth, id(kept)
         )

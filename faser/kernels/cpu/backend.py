@@ -36,6 +36,9 @@ from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
+from faser.memo import Memo
+from faser.optional import maybe, or_else
+from faser.types.activation import Activation
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
@@ -52,7 +55,7 @@ class _NativeLinear:
     def __init__(self, panels: Tensor, bias: Tensor | None, columns: int, depth: int, dtype: torch.dtype) -> None:
         self.columns, self.depth, self.dtype = columns, depth, dtype
         struct = native_library.LinearStruct(
-            panels.data_ptr(), None if bias is None else bias.data_ptr(), columns, depth, DTYPES[dtype]
+            panels.data_ptr(), maybe(Tensor.data_ptr, bias), columns, depth, DTYPES[dtype]
         )
         self.address = ctypes.addressof(struct)
         self._kept = (struct, panels, bias)
@@ -125,7 +128,7 @@ class NativeBackend:
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
         self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
-        self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
+        self._heads = Memo(heads_struct)
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
         self.mask_kernel = CpuMaskKernel(self._library, self._pools)
         self._state_steps = StepStructs()
@@ -219,9 +222,8 @@ class NativeBackend:
         rows, stride = _rows(x, packed.depth)
         out_rows, out_stride = _rows(out, packed.columns)
         assert rows == out_rows, (rows, out_rows)
-        if residual is None:
-            address, residual_stride = None, 0
-        else:
+        address, residual_stride = None, 0
+        if residual is not None:
             assert residual.dtype is out.dtype, (residual.dtype, out.dtype)
             address, residual_stride = residual.data_ptr(), residual.stride(0)
         if isinstance(packed, LowBitLinear):
@@ -297,11 +299,11 @@ class NativeBackend:
             out.data_ptr(),
             out_stride,
             DTYPES[x.dtype],
-            None if residual is None else residual.data_ptr(),
+            maybe(Tensor.data_ptr, residual),
         )
         return out
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
         assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
         width = out.shape[1]
         rows, stride = _rows(gate_up, 2 * width)
@@ -337,7 +339,7 @@ class NativeBackend:
         slots: Tensor | None = None,
     ) -> None:
         assert slots is None, "steps are not padded"
-        of_router = x if routed_by is None else routed_by
+        of_router = or_else(routed_by, x)
         assert x.is_contiguous()
         assert of_router.is_contiguous()
         assert of_router.dtype is x.dtype, (of_router.dtype, x.dtype)
@@ -473,9 +475,7 @@ class NativeBackend:
             shape.num_heads,
             qkv.data_ptr(),
             stride,
-            None if angles is None else angles.data_ptr(),
-            None if query_angles is None else query_angles.data_ptr(),
-            *(None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm, v_norm)),
+            *(maybe(Tensor.data_ptr, each) for each in (angles, query_angles, q_norm, k_norm, v_norm)),
             eps,
             DTYPES[qkv.dtype],
         )
@@ -498,7 +498,7 @@ class NativeBackend:
         assert rows == out_rows == plan.num_rows, (rows, out_rows, plan.num_rows)
         assert q.dtype is out.dtype, (q.dtype, out.dtype)
         assert cache.shape.dtype in (q.dtype, torch.int8), (q.dtype, cache.shape.dtype)
-        heads = self._heads_of(shape) if sinks is None else heads_struct(shape, sinks)
+        heads = self._heads[shape] if sinks is None else heads_struct(shape, sinks)
         self._attend_call(
             self._pools.address,
             cache.layer(layer),
@@ -511,13 +511,6 @@ class NativeBackend:
             DTYPES[q.dtype],
         )
         return out
-
-    def _heads_of(self, shape: AttentionShape) -> native_library.HeadsStruct:
-        """Made once per shape."""
-        struct = self._heads.get(shape)
-        if struct is None:
-            struct = self._heads[shape] = heads_struct(shape)
-        return struct
 
     def _take(self, num_bytes: int) -> Tensor:
         """A piece of the current slab. Pieces keep their slab alive."""
@@ -548,8 +541,7 @@ def _rows(x: Tensor, width: int) -> tuple[int, int]:
 
 
 def _checked_dtype(what: str, dtype: torch.dtype) -> int:
-    code = DTYPES.get(dtype)
-    if code is None:
+    if dtype not in DTYPES:
         names = " and ".join(str(each).removeprefix("torch.") for each in (torch.bfloat16, torch.float32))
         raise ConfigError(f"the native backend computes in {names}; the {what} is {dtype}".replace("torch.", ""))
-    return code
+    return DTYPES[dtype]

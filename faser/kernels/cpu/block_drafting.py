@@ -1,10 +1,10 @@
 """Drafts of block drafters by the native kernels: tensors become addresses. See native/block_drafting.cpp."""
 
 import ctypes
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import NativeBlocks, any_linear, reorders
@@ -12,6 +12,8 @@ from faser.kernels.cpu.draft_structs import drafts_struct, room_for_drafts, room
 from faser.kernels.interface.block_drafting import BlockDrafting, BlockInputs, BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DraftedTokens, DraftRules
 from faser.kernels.interface.shapes import AttentionShape, KvCache
+from faser.memo import WeakMemo
+from faser.optional import maybe
 
 
 class NativeBlockDrafting(BlockDrafting):
@@ -21,8 +23,8 @@ class NativeBlockDrafting(BlockDrafting):
         self._call = library.faser_block_draft
         self._pools = pools
         self._blocks = blocks
-        self._stacks: WeakKeyDictionary[BlockStack, native_library.BlockDrafterStruct] = WeakKeyDictionary()
-        self._rooms: WeakKeyDictionary[BlockRoom, native_library.BlockRoomStruct] = WeakKeyDictionary()
+        self._stacks = WeakMemo(self._described)
+        self._rooms = WeakMemo(_room)
 
     def takes(self, stack: BlockStack) -> bool:
         products = (stack.embedding, stack.fc, stack.logits.linear, *(stack.markov or ()))
@@ -51,9 +53,9 @@ class NativeBlockDrafting(BlockDrafting):
         found = room_for_drafts(count, width)
         self._call(
             self._pools.address,
-            ctypes.addressof(self._stack(stack)),
+            ctypes.addressof(self._stacks[stack]),
             cache.address,
-            ctypes.addressof(self._room(room)),
+            ctypes.addressof(self._rooms[room]),
             ctypes.byref(rules_of_call),
             ctypes.byref(
                 native_library.BlockInputStruct(
@@ -70,19 +72,13 @@ class NativeBlockDrafting(BlockDrafting):
         del kept
         return found
 
-    def _stack(self, stack: BlockStack) -> native_library.BlockDrafterStruct:
-        struct = self._stacks.get(stack)
-        if struct is None:
-            struct = self._stacks[stack] = self._described(stack)
-        return struct
-
     def _described(self, stack: BlockStack) -> native_library.BlockDrafterStruct:
         ids, confidence = stack.draft_ids, stack.confidence
         assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
         causal = (ctypes.c_int32 * len(stack.causal))(*stack.causal)
         struct = native_library.BlockDrafterStruct(
             embedding=any_linear(stack.embedding),
-            mask=None if stack.mask is None else stack.mask.data_ptr(),
+            mask=maybe(Tensor.data_ptr, stack.mask),
             mask_token=stack.mask_token,
             fc=any_linear(stack.fc),
             hidden_norm=stack.hidden_norm.data_ptr(),
@@ -93,7 +89,7 @@ class NativeBlockDrafting(BlockDrafting):
             norm=stack.logits.norm.data_ptr(),
             head=any_linear(stack.logits.linear),
             num_candidates=stack.num_candidates,
-            draft_ids=None if ids is None else ids.ctypes.data,
+            draft_ids=native_library.address_of(ids),
             predicts_from_anchor=stack.predicts_from_anchor,
         )
         struct.kept = causal  # what it points to
@@ -108,16 +104,14 @@ class NativeBlockDrafting(BlockDrafting):
             struct.confidence_of_before = of_before.data_ptr() if len(of_before) else None
         return struct
 
-    def _room(self, room: BlockRoom) -> native_library.BlockRoomStruct:
-        struct = self._rooms.get(room)
-        if struct is None:
-            tensors = (room.inputs, room.hidden, room.layers.qkv, room.layers.mixed)
-            struct = self._rooms[room] = native_library.BlockRoomStruct(
-                room_of_rows(tensors, room.hidden, room.layers.block, room.logits),
-                *(each.data_ptr() for each in (*tensors, room.logits)),
-                len(room.logits),
-            )
-        return struct
+
+def _room(room: BlockRoom) -> native_library.BlockRoomStruct:
+    tensors = (room.inputs, room.hidden, room.layers.qkv, room.layers.mixed)
+    return native_library.BlockRoomStruct(
+        room_of_rows(tensors, room.hidden, room.layers.block, room.logits),
+        *(each.data_ptr() for each in (*tensors, room.logits)),
+        len(room.logits),
+    )
 
 
 def _is_usual(layer: DecoderLayer) -> bool:

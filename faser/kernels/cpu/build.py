@@ -255,17 +255,20 @@ def prebuild(directory: Path, isas: Sequence[Isa], compile_with: Compile | None 
 
     compile_with: None: the compiler of this machine, whose libraries may not load on machines with older ones.
     """
-    compiler = find_compiler()
-    if compile_with is None and compiler is None:
-        raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    compile_with = compile_with or _compiler_here()
     directory.mkdir(parents=True, exist_ok=True)  # readable to all, unlike a cache
     targets = [directory / prebuilt_name(isa) for isa in isas]
     for isa, target in zip(isas, targets, strict=True):
-        if compile_with is not None:
-            compile_with(isa, _flags(isa), [path for path in _source_files() if path.suffix == ".cpp"], target)
-        elif compiler is not None:
-            _compile(compiler, isa, target, _silent)
+        compile_with(isa, _flags(isa), [path for path in _source_files() if path.suffix == ".cpp"], target)
     return targets
+
+
+def _compiler_here() -> Compile:
+    """Return what compiles with this machine's compiler. Raises ConfigError where there is none."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    return lambda isa, _flags, _sources, target: _compile(compiler, isa, target, _silent)
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -12,6 +12,7 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.library import DeltaNetStruct, ShortConvStruct, StatesStruct, StateStepStruct
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape, MixerShape, StateShape, StateStep
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
+from faser.optional import present
 
 _MULTIPLE = 16  # the kernels handle channels of a head in groups of this size
 _ALIGNED = 64
@@ -42,7 +43,7 @@ class NativeStates:
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
         """See KeptStates."""
-        return [(each["state"], each["inputs"]) for each in self.layers if each is not None]
+        return [(each["state"], each["inputs"]) for each in present(self.layers)]
 
     def layer(self, number: int) -> int:
         """Address of the FaserStates of a layer."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES
 from faser.kernels.interface.blocks import BlockBuffers, DraftedTokens, DraftRules
+from faser.optional import maybe
 
 
 def room_for_drafts(count: int, width: int) -> DraftedTokens:
@@ -66,13 +67,12 @@ def rules_struct(rules: DraftRules, count: int, width: int) -> tuple[object, nat
             np.ascontiguousarray(rules.noise),
         ]
     stop = rules.stop
-    prices = None if stop is None else np.array(stop.pass_prices, dtype=np.float64)
+    prices = maybe(lambda rule: np.array(rule.pass_prices, dtype=np.float64), stop)
     assert prices is None or len(prices) >= count, "a price for each number of sequences"
     struct = native_library.DraftRulesStruct(
         count,
         width,
-        *(None if each is None else each.ctypes.data for each in arrays),
-        None if prices is None else prices.ctypes.data,
+        *map(native_library.address_of, (*arrays, prices)),
         *((0.0, 0.0, 0.0) if stop is None else (stop.row_price, stop.intercept, stop.slope)),
     )
     return (arrays, prices), struct

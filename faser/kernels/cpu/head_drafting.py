@@ -1,7 +1,6 @@
 """Drafts of heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
 
 import ctypes
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from faser.kernels.interface.blocks import (
     MtpStack,
 )
 from faser.kernels.interface.shapes import KvCache, PackedLinear
+from faser.memo import WeakMemo
 
 
 class NativeHeadDrafting(HeadDrafting):
@@ -31,8 +31,8 @@ class NativeHeadDrafting(HeadDrafting):
         self._call = library.faser_head_draft
         self._pools = pools
         self._blocks = blocks
-        self._stacks: WeakKeyDictionary[HeadStack, native_library.DraftHeadStruct] = WeakKeyDictionary()
-        self._rooms: WeakKeyDictionary[DraftRoom, native_library.DraftRoomStruct] = WeakKeyDictionary()
+        self._stacks = WeakMemo(self._described)
+        self._rooms = WeakMemo(_room)
 
     def takes(self, stack: HeadStack) -> bool:
         _, products = _own_parts(stack)
@@ -54,9 +54,9 @@ class NativeHeadDrafting(HeadDrafting):
         found = room_for_drafts(count, width)
         passes = self._call(
             self._pools.address,
-            ctypes.addressof(self._stack(stack)),
+            ctypes.addressof(self._stacks[stack]),
             cache.address,
-            ctypes.addressof(self._room(room)),
+            ctypes.addressof(self._rooms[room]),
             ctypes.byref(rules_of_call),
             ctypes.byref(_head_rows(rows, cache.shape.block_size)),
             ctypes.byref(drafts_struct(found)),
@@ -70,39 +70,30 @@ class NativeHeadDrafting(HeadDrafting):
             passes=passes,
         )
 
-    def _stack(self, stack: HeadStack) -> native_library.DraftHeadStruct:
-        struct = self._stacks.get(stack)
-        if struct is None:
-            ids = stack.draft_ids
-            assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
-            of_states, products = _own_parts(stack)
-            norms = (ctypes.c_void_p * len(of_states))(*(each.data_ptr() for each in of_states))
-            struct = native_library.DraftHeadStruct(
-                embedding=any_linear(stack.embedding),
-                embedding_norm=stack.embedding_norm.data_ptr(),
-                state_norms=ctypes.addressof(norms),
-                num_state_norms=len(norms),
-                feature_norm=stack.feature_norm.data_ptr(),
-                eps=stack.eps,
-                layers=self._blocks.stack_address(stack.layers),
-                num_layers=len(stack.layers.layers),
-                logits=normed_linear(stack.logits),
-                norm_output=stack.norm_output,
-                draft_ids=None if ids is None else ids.ctypes.data,
-            )
-            struct.norms = norms  # what it points to
-            width = stack.embedding.depth
-            struct.fc = native_library.AnyLinearStruct(None, None, width, width)
-            for name, product in products.items():
-                setattr(struct, name, any_linear(product))
-            struct.residual_is_normed = isinstance(stack, Eagle3Stack) and stack.residual_is_normed
-            self._stacks[stack] = struct
-        return struct
-
-    def _room(self, room: DraftRoom) -> native_library.DraftRoomStruct:
-        struct = self._rooms.get(room)
-        if struct is None:
-            struct = self._rooms[room] = _room(room)
+    def _described(self, stack: HeadStack) -> native_library.DraftHeadStruct:
+        ids = stack.draft_ids
+        assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
+        of_states, products = _own_parts(stack)
+        norms = (ctypes.c_void_p * len(of_states))(*(each.data_ptr() for each in of_states))
+        struct = native_library.DraftHeadStruct(
+            embedding=any_linear(stack.embedding),
+            embedding_norm=stack.embedding_norm.data_ptr(),
+            state_norms=ctypes.addressof(norms),
+            num_state_norms=len(norms),
+            feature_norm=stack.feature_norm.data_ptr(),
+            eps=stack.eps,
+            layers=self._blocks.stack_address(stack.layers),
+            num_layers=len(stack.layers.layers),
+            logits=normed_linear(stack.logits),
+            norm_output=stack.norm_output,
+            draft_ids=native_library.address_of(ids),
+        )
+        struct.norms = norms  # what it points to
+        width = stack.embedding.depth
+        struct.fc = native_library.AnyLinearStruct(None, None, width, width)
+        for name, product in products.items():
+            setattr(struct, name, any_linear(product))
+        struct.residual_is_normed = isinstance(stack, Eagle3Stack) and stack.residual_is_normed
         return struct
 
 

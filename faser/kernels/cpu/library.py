@@ -10,17 +10,26 @@ import os
 import weakref
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from faser.errors import ConfigError
+from faser.types.activation import Activation
 
 FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swigluoai": 2}  # FaserActivation
+ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.SWIGLU_OAI: 2}  # FaserActivation
 EMULATED_TILES, HARDWARE_TILES, ALL_EMULATED_TILES = range(3)  # TileKind
 _NO_TILES = {1: "the system refuses them", 2: "they fault", 3: "they compute something else"}
 _log = logging.getLogger("faser")
 _MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
+
+
+def address_of(array: NDArray[Any] | None) -> int | None:
+    """Return the address of an array's first value; None for one that is missing."""
+    return None if array is None else array.ctypes.data
 
 
 class LinearStruct(ctypes.Structure):

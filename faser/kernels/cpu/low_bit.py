@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.library import BFLOAT16, FLOAT32, LowBitPartStruct, LowBitStruct
+from faser.kernels.cpu.library import BFLOAT16, FLOAT32, LowBitPartStruct, LowBitStruct, address_of
 from faser.kernels.interface.low_bit.formats import BlockFormat, MemoryForm
 from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
+from faser.optional import maybe
 
 _COLUMNS = 16  # of a panel; vectors read a bias in whole panels
 GROUPED_COLUMNS = 64  # of panels that lie together
@@ -53,9 +54,7 @@ class LowBitLinear:
         if bias is not None:
             wide = torch.zeros(-(-self.columns // _COLUMNS) * _COLUMNS)
             wide[: self.columns] = bias
-        struct = LowBitStruct(
-            ctypes.addressof(structs), len(parts), None if wide is None else wide.data_ptr(), self.depth
-        )
+        struct = LowBitStruct(ctypes.addressof(structs), len(parts), maybe(Tensor.data_ptr, wide), self.depth)
         self.address = ctypes.addressof(struct)
         self.num_bytes = sum(panels.nbytes for _, panels in parts) + (0 if wide is None else wide.nbytes)
         self.forms: Counter[int] = Counter()
@@ -105,7 +104,7 @@ def pack_low_bit(
         _pack(library, pool, struct, depth, part)
         parts.append((struct, panels))
         first += part.num_rows
-    order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64))
+    order = maybe(lambda each: torch.from_numpy(each.astype(np.int64)), weight.order)
     return LowBitLinear(weight.shape, parts, bias, order)
 
 
@@ -157,12 +156,12 @@ def _pack(library: ctypes.CDLL, pool: int, struct: LowBitPartStruct, depth: int,
 def _pack_codes(library: ctypes.CDLL, pool: int, address: int, depth: int, part: GroupRows) -> None:
     dtype = np.float16 if part.has_half_factors else np.float32
     scales = part.scales.astype(dtype)
-    minimums = None if part.minimums is None else part.minimums.astype(dtype)
+    minimums = maybe(lambda each: each.astype(dtype), part.minimums)
     library.faser_low_bit_pack_codes(
         pool,
         address,
         depth,
         part.codes.ctypes.data,
         scales.ctypes.data,
-        None if minimums is None else minimums.ctypes.data,
+        address_of(minimums),
     )

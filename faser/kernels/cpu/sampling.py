@@ -8,7 +8,9 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.library import LanePools
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, best_then_drawn
+from faser.kernels.interface.sampling import SamplingMetadata, best_then_drawn
+from faser.optional import maybe
+from faser.types.arrays import Floats, Ints, Words
 
 
 class CpuMaskKernel:
@@ -46,7 +48,7 @@ class CpuSamplingKernels:
     def best(self, logits: Tensor) -> Ints:
         return self.best_and_margin(logits)[0]
 
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         num_rows, width = logits.shape
         found, margins = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
         self._best_call(
@@ -76,12 +78,12 @@ class CpuSamplingKernels:
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
         self._draw(logits, _Rows(rows, best, metadata, token_ids), noise, found, margins)
         return found, margins
 
-    def _draw(self, logits: Tensor, asked: "_Rows", noise: Words, found: Ints, margins: Reals | None) -> None:
+    def _draw(self, logits: Tensor, asked: "_Rows", noise: Words, found: Ints, margins: Floats | None) -> None:
         self._draw_call(
             self._pools.address,
             logits.data_ptr(),
@@ -91,7 +93,7 @@ class CpuSamplingKernels:
             len(found),
             noise.ctypes.data,
             found.ctypes.data,
-            None if margins is None else margins.ctypes.data,
+            native_library.address_of(margins),
         )
 
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
@@ -120,9 +122,9 @@ class _Rows:
             torch.from_numpy(metadata.min_p).log().float().numpy(),
             np.ascontiguousarray(metadata.top_k),
             np.ascontiguousarray(metadata.top_p),
-            None if ids is None else np.ascontiguousarray(ids),
+            maybe(np.ascontiguousarray, ids),
         )
-        struct = native_library.ChoiceStruct(*(None if each is None else each.ctypes.data for each in arrays))
+        struct = native_library.ChoiceStruct(*map(native_library.address_of, arrays))
         self.address = ctypes.addressof(struct)
         self._kept = (struct, arrays)
 

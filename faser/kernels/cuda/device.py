@@ -175,19 +175,28 @@ def stream_of(lane: DeviceLane | None, device: torch.device) -> torch.cuda.Strea
 def cublas_carveout(idle_processors: int, bindings: Any = torch._C) -> Iterator[None]:
     """Let cuBLAS choose kernels for a device with idle_processors fewer processors.
 
-    torch keeps that number for the whole process, so no other thread may compute products meanwhile. In torch 2.11
-    it reaches cuBLASLt, not plain bfloat16 products. These, and all products of a torch without this setting, are
-    cut for the whole device: correct, but for more processors than there are.
+    torch keeps that number for the whole process, so no other thread may compute products meanwhile. It reaches
+    cuBLASLt alone, which plain products are given to meanwhile. Products of a torch without this setting are cut
+    for the whole device: correct, but for more processors than there are.
     """
     choose = getattr(bindings, "_set_sm_carveout_experimental", None)
     if choose is None or not idle_processors:
         yield
         return
+    library = bindings._get_blas_preferred_backend()
     choose(idle_processors)
+    bindings._set_blas_preferred_backend(bindings._BlasBackend.Cublaslt)
     try:
         yield
     finally:
         choose(None)
+        bindings._set_blas_preferred_backend(library)
+
+
+def is_carved_out(bindings: Any = torch._C) -> bool:
+    """Return whether cuBLAS chooses kernels for fewer processors than the device has; see cublas_carveout."""
+    chosen = getattr(bindings, "_get_sm_carveout_experimental", None)
+    return chosen is not None and chosen() is not None
 
 
 class CudaDevice:

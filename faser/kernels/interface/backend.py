@@ -48,6 +48,7 @@ from faser.kernels.interface.shapes import (
     RowLayout,
 )
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
+from faser.types.activation import Activation
 
 
 class Backend(Protocol):
@@ -288,11 +289,8 @@ class Backend(Protocol):
         """
         ...
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
-        """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F].
-
-        activation: silu, gelu_tanh or swigluoai (families/architecture.py).
-        """
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+        """out = activation(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F]."""
         ...
 
     def experts(
@@ -402,7 +400,7 @@ class SeparateBlocks:
             hidden.mul_(block.scale)
 
     def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
     ) -> None:
         """inner = activation(gate) * up, of the product of the normalised rows."""
         gate_up = columns_of(buffers.gate_up, 2 * inner.shape[1])

@@ -6,8 +6,8 @@ from typing import Protocol
 from torch import Tensor
 
 from faser.kernels.interface.blocks import DecoderStack, DraftedTokens, DraftRules, LayerBuffers, NormedLinear
-from faser.kernels.interface.sampling import Ints
 from faser.kernels.interface.shapes import KvCache, PackedLinear
+from faser.types.arrays import Ints
 
 
 # Equal where it is the same: backends keep what they derive from it as long as it lives.

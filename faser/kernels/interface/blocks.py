@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.delta_net import DeltaNet, MixerShape, StateStep
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 from faser.kernels.interface.short_conv import ShortConv
+from faser.types.activation import Activation
+from faser.types.arrays import Ints, Words
 
 
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.
@@ -47,7 +49,7 @@ class Experts:
     down: tuple[PackedLinear, ...]
     top_k: int
     renormalise: bool
-    activation: str = "silu"
+    activation: Activation = Activation.SILU
     scales: Tensor | None = None
     sigmoid: bool = False
     choice_bias: Tensor | None = None
@@ -102,7 +104,7 @@ class FeedForward:
     attention_out: PackedLinear
     gate_up: NormedLinear
     down: PackedLinear
-    activation: str = "silu"
+    activation: Activation = Activation.SILU
     norm_after_attention: Tensor | None = None
     norm_after: Tensor | None = None
     after_eps: float | None = None
@@ -119,7 +121,7 @@ class FeedForward:
     @property
     def is_usual(self) -> bool:
         """SiLU, and nothing normalised after a product: what kernels that join several of these steps compute."""
-        return self.activation == "silu" and self.norm_after is None
+        return self.activation is Activation.SILU and self.norm_after is None
 
     @property
     def ends_with_network(self) -> bool:

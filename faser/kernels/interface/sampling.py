@@ -27,11 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
-Reals = NDArray[np.float64]
-Words = NDArray[np.uint64]
-
-NO_TOKEN = -1
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 
 # (logits [R, V] edited in place, rows [M] ascending, words [M, W]): every token of these rows whose bit is 0
 # gets a probability of 0. Token i is bit i % 64 of word i // 64, and W * 64 is at least V.
@@ -165,7 +161,7 @@ class SamplingKernels(Protocol):
         """
         ...
 
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         """Return the result of `best`, and [R] its logit minus the largest other logit, a float32 difference.
 
         The margin is 0 in a tie and where there is no token, and infinite where no other token can be sampled.
@@ -191,7 +187,7 @@ class SamplingKernels(Protocol):
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         """Predict the columns [N] that `draw` takes, and their margins [N]: what similar logits most likely give.
 
         The margin is the column's scaled logit minus the largest other one, in float32 as in the probabilities:
@@ -293,7 +289,7 @@ _HALF_ROOT_BITS = 0x3FE6A09E667F3BCD  # of the square root of 1/2
 _MANTISSA_BITS = 52
 
 
-def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words] = philox) -> Reals:
+def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words] = philox) -> Floats:
     """Return exponential numbers [N, columns + blocks] of rows of `width` columns, from random words [N].
 
     What is twice as likely arrives in half the time; a block of 256 columns is as likely as all of them. The first
@@ -325,7 +321,7 @@ def arrivals(noise: Words, width: int, generate: Callable[[Words, Words], Words]
     return np.concatenate((numbers[:, :columns], numbers[:, 2 * pairs : 2 * pairs + blocks]), axis=1)
 
 
-def _minus_log(shares: Reals) -> Reals:
+def _minus_log(shares: Floats) -> Floats:
     """Return -log of numbers in (0, 1): of the mantissa, in [.7, 1.4), by the series of the area tangent."""
     bits = shares.view(np.int64)
     exponent = (bits - _HALF_ROOT_BITS) >> _MANTISSA_BITS
@@ -335,5 +331,5 @@ def _minus_log(shares: Reals) -> Reals:
     series = square * (1.0 / 17.0) + 1.0 / 15.0
     for divisor in (13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
         series = series * square + 1.0 / divisor
-    found: Reals = exponent * -_LN_2 - (part + part) * series
+    found: Floats = exponent * -_LN_2 - (part + part) * series
     return found

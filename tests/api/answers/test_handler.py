@@ -15,8 +15,9 @@ import pytest
 from faser.errors import EngineError, NotReadyError, OverloadError, RequestError
 from faser.types.answer import FinishReason, RequestOutput
 from faser.types.request import Request
-from tests.api.server import http_client, openai_client, serving, settings, until
+from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine, Step, delta, saying
+from tests.waiting import until
 
 BODY: dict[str, Any] = {"prompt": ["one", "two"], "max_tokens": 1000}
 
@@ -50,7 +51,7 @@ def test_client_that_leaves_aborts_its_request(url: str, engine: FakeEngine, str
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
     assert not engine.aborted
     connection.close()
-    until(lambda: len(engine.aborted) == 2, timeout_s=2)
+    until(lambda: len(engine.aborted) == 2)
     assert sorted(engine.aborted) == sorted(request.request_id for request in engine.requests)
     assert engine.num_open == 0
 
@@ -59,7 +60,7 @@ def test_client_that_stops_reading_its_stream_aborts_it(url: str, engine: FakeEn
     slow(engine, 0.005)
     with http_client(url) as http, http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
         next(answer.iter_lines())
-    until(lambda: len(engine.aborted) == 2, timeout_s=2)
+    until(lambda: len(engine.aborted) == 2)
 
 
 def test_client_that_leaves_while_sending_its_body_leaves_nothing_behind(url: str, engine: FakeEngine) -> None:

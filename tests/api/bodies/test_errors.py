@@ -1,7 +1,6 @@
 """Every failure has its status, and one shape."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,18 +213,16 @@ def test_prompt_and_limit_over_the_context_are_a_400(client: openai.OpenAI) -> N
 @pytest.mark.parametrize("body", [{"prompt": "x" * 10_000_000}, {"prompt": ["y" * 10_000_000]}])
 def test_giant_prompt_is_refused_at_once(http: httpx.Client, body: dict[str, Any]) -> None:
     content = json.dumps(body).encode()
-    began_s = time.monotonic()
     message = bad(http.post(TEXT, content=content, headers=JSON))["message"]
-    assert time.monotonic() - began_s < 2
-    assert "at least" in message
+    assert "at least" in message, "it was tokenised"
     assert len(message) < 1000
 
 
 def test_giant_chat_is_refused_at_once(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "x" * 10_000_000}]
-    began_s = time.monotonic()
-    assert "maximum context length" in bad(http.post(CHAT, json={"messages": messages}))["message"]
-    assert time.monotonic() - began_s < 2
+    message = bad(http.post(CHAT, json={"messages": messages}))["message"]
+    assert "maximum context length" in message
+    assert "at least" in message, "it was tokenised"
 
 
 def test_unknown_model_is_a_404_that_lists_the_known(http: httpx.Client) -> None:

@@ -17,6 +17,7 @@ from faser.types.request import Request
 from tests.api.dialects.events import typed_events
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, delta, saying
+from tests.waiting import PATIENCE_S
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -26,7 +27,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 @pytest.fixture(scope="module")
 def shared_claude(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

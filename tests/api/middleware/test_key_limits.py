@@ -10,8 +10,9 @@ import pytest
 
 from faser.api.bodies.errors import HttpError
 from faser.api.middleware.key_limits import KeyLimits, KeyUsage, TokenBucket
-from tests.api.server import http_client, serving, settings, until
+from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine, saying
+from tests.waiting import PATIENCE_S, until
 
 TEXT = "/v1/completions"
 KEYS = ("k0", "k1")
@@ -139,7 +140,7 @@ def test_unfinished_streams_count_until_their_end() -> None:
         with http_client(url) as other:
             assert ask(other, "k0").status_code == 429
             assert ask(other, "k1").status_code == 200
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert done == [200]
         until(lambda: engine.num_open == 0)
         assert ask(http, "k0").status_code == 200

@@ -11,9 +11,10 @@ from faser.api.middleware.key_limits import KeyLimits
 from faser.errors import DeadlineError, EngineDiedError, EngineError, OverloadError
 from faser.tracing_sdk import OpenTelemetryTracer
 from faser.types.answer import RequestOutput, SpeculationSummary
-from tests.api.server import MODEL, http_client, serving, settings, until
+from tests.api.server import MODEL, http_client, serving, settings
 from tests.collector import ERROR, INTERNAL, SERVER, UNSET, Collector, ReceivedSpan, collecting
 from tests.fake_engine import FakeEngine, saying
+from tests.waiting import until
 
 WORD = "zyzzyva"  # in prompts, stop strings, user names and wrong model names
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -263,7 +264,7 @@ def test_the_span_ends_when_the_client_leaves(
             next(answer.iter_lines())
     else:
         with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/completions", json=body, timeout=0.2)
+            http.post("/v1/completions", json=body, timeout=1.0)
     root = one_span(collector)
     assert (root.attributes["error.type"], root.status) == ("ClientDisconnect", UNSET)
     assert 0 < root.attributes["gen_ai.usage.output_tokens"] < 2000

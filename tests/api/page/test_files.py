@@ -9,6 +9,7 @@ import pytest
 
 from faser.api.page.files import PageFiles
 from faser.config.server import ServerConfig
+from faser.config.speculation import DRAFT_METHODS
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine
 
@@ -127,3 +128,15 @@ def test_no_file_turns_text_into_markup_or_code_or_asks_another_host(path: Path)
 
 def _without_comments(text: str) -> str:
     return re.sub(r"/\*.*?\*/|(?m:^\s*//.*$|\s{2}//.*$)", "", text, flags=re.DOTALL)
+
+
+def test_every_drafter_has_a_name_a_letter_and_a_colour() -> None:
+    xray, live = ((STATIC / name).read_text("utf-8") for name in ("chat/xray.js", "live/speculation.js"))
+    chat_css, live_css = ((STATIC / name).read_text("utf-8") for name in ("chat/chat.css", "live/live.css"))
+    letters = re.findall(r'^  (\w+): \["(.)", "', xray, re.MULTILINE)
+    assert {name for name, _ in letters} == {*DRAFT_METHODS}
+    assert len({letter for _, letter in letters}) == len(DRAFT_METHODS)
+    for method in DRAFT_METHODS:
+        assert f'"{method}"' in live
+        assert re.search(rf"\.by-{method}[ ,]", chat_css)
+        assert re.search(rf"\.by-{method.replace('_', '-')}[ ,]", live_css)

@@ -6,7 +6,6 @@ GET /live over HTTP: events, keys, limits, and an end that no viewer delays.
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,11 @@ from faser.errors import NotReadyError, OverloadError
 from faser.metrics import live as recording
 from faser.metrics.live import LiveRecorder, Snapshot
 from faser.types.engine import EngineState
-from tests.api.server import http_client, serving, settings, until
+from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine, saying
 from tests.metrics.statistics import EMPTY, after_step
 from tests.metrics.test_live import Clock
+from tests.waiting import PATIENCE_S, until
 
 INTERVAL_S = 0.02
 
@@ -61,11 +61,11 @@ def parse(message: bytes) -> list[dict[str, Any]]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within_10_s() -> None:
-        async with asyncio.timeout(10):
+    async def within() -> None:
+        async with asyncio.timeout(PATIENCE_S):
             await test()
 
-    asyncio.run(within_10_s())
+    asyncio.run(within())
 
 
 async def rest(events: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
@@ -233,9 +233,7 @@ def test_the_feed_ends_with_the_server(state: EngineState) -> None:
         _, events = await watched.join()
         watched.engine.state = state
         watched.recorder.engine_state(state)
-        began_s = time.monotonic()
         *_, last, end = await rest(events)
-        assert time.monotonic() - began_s < 0.5
         assert last["sample"]["state"] == state.value
         assert end == {"end": "closing"}
         with pytest.raises(NotReadyError, match=f"the engine is {state}"):
@@ -308,15 +306,13 @@ def watching(http: httpx.Client, headers: dict[str, str] | None = None) -> Itera
 
 
 def test_a_viewer_gets_the_history_and_then_a_sample_each_second(http: httpx.Client) -> None:
-    began_s = time.monotonic()
     with watching(http) as messages:
         first = next(messages)
-        assert time.monotonic() - began_s < 0.5
         assert first["server"]["model"] == "tiny"
         assert first["server"]["version"] == "1.2.3"
         assert isinstance(first["history"], list)
         samples = [next(messages)["sample"] for _ in range(2)]
-    assert 1.5 < time.monotonic() - began_s < 4
+    assert samples[1]["dt"] > 0.9
     assert samples[1]["t"] - samples[0]["t"] == pytest.approx(samples[1]["dt"], abs=0.01)
 
 
@@ -359,7 +355,5 @@ def test_it_is_sent_while_the_model_is_loaded_and_ends_with_the_server() -> None
     with serving(engine) as url, http_client(url) as http, watching(http) as messages:
         assert next(messages)["server"]["engine"] is None
         engine.state = EngineState.DRAINING
-        began_s = time.monotonic()
         assert [next(iter(each)) for each in messages][-1] == "end"
-        assert time.monotonic() - began_s < 1.5
         assert http.get("/live").status_code == 503

@@ -5,6 +5,7 @@ import pytest
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, ReasoningText, collect
 from faser.api.parsing.registry import REASONING_PARSERS, TOOL_PARSERS
+from faser.api.parsing.tool_parser import NO_CALLS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -29,7 +30,7 @@ def message_of(
         always_reasons=always,
         shows_reasoning=shows,
         marks=REASONING_PARSERS[style].think,
-        tool_parser=TOOL_PARSERS[parser or "hermes"] if tools or parser else None,
+        tool_parser=TOOL_PARSERS[parser or "hermes"] if tools or parser else NO_CALLS,
         declared={"now": {}, "weather": {}} if tools or parser else {},
     )
     reader = parsing.start(prompt)

@@ -9,6 +9,7 @@ import pytest
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, ReasoningText, collect
 from faser.api.parsing.registry import TOOL_PARSERS
+from faser.api.parsing.tool_parser import NO_CALLS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -27,7 +28,7 @@ def parsed(
         reasoning=True,
         harmony=True,
         shows_reasoning=shows,
-        tool_parser=TOOL_PARSERS["openai"] if tools else None,
+        tool_parser=TOOL_PARSERS["openai"] if tools else NO_CALLS,
         declared={"now": {}} if tools else {},
     )
     parser = parsing.start(prompt)

@@ -139,9 +139,9 @@ def test_a_failure_reaches_the_caller(num_chars: int) -> None:
 def test_all_strings_are_counted_and_counting_ends_where_it_is_enough() -> None:
     assert count_chars(["abc", None, 7]) == 6
     assert count_chars([[{"content": "abc", "tool_calls": [{"x": "12345"}]}]]) > 8 + len("contenttool_callsx")
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     assert count_chars([[0] * 5_000_000]) > LARGE_CHARS
-    assert time.perf_counter() - began_s < 1
+    assert time.thread_time() - began_s < 1
 
 
 # A front-end over a fake engine, asked once; prints by how many MB its peak and its memory afterwards have grown.

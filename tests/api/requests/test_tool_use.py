@@ -7,7 +7,8 @@ import pytest
 
 from faser.api.bodies.chat import ChatBody
 from faser.api.parsing.events import collect
-from faser.api.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, ServerParsers
+from faser.api.parsing.registry import NO_STYLE, REASONING_PARSERS, TOOL_PARSERS, ServerParsers
+from faser.api.parsing.tool_parser import NO_CALLS
 from faser.api.requests.tool_use import read_tool_use
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.errors import RequestError
@@ -56,7 +57,7 @@ def structure(
     parsers = ServerParsers(
         tool_parser=TOOL_PARSERS[parser],
         auto=True,
-        reasoning=None if reasons is None else REASONING_PARSERS[reasons],
+        reasoning=NO_STYLE if reasons is None else REASONING_PARSERS[reasons],
     )
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields})
     use = read_tool_use(body, parsers, asks_structure=asked is not None)
@@ -94,7 +95,7 @@ def test_demanded_calls_are_all_that_the_grammar_allows(compiler: GrammarCompile
 @pytest.mark.parametrize("parser", WEATHER)
 def test_what_the_grammar_allows_is_read_as_calls(parser: str) -> None:
     body = ChatBody.model_validate({"messages": [], "tools": TOOLS, **RULES})
-    parsers = ServerParsers(tool_parser=TOOL_PARSERS[parser], auto=True, reasoning=None)
+    parsers = ServerParsers(tool_parser=TOOL_PARSERS[parser], auto=True, reasoning=NO_STYLE)
     reader = read_tool_use(body, parsers).parsing(byte_tokenizer()).start("")
     message = collect(reader.push(f"{WEATHER[parser]}\n{NOW[parser]}", (), complete=True))
     assert [(call.name, call.arguments) for call in message.tool_calls] == [
@@ -230,7 +231,7 @@ def test_every_kind_of_structure_can_follow_reasoning(
 
 
 def test_special_tokens_that_mark_calls_are_kept_in_the_text() -> None:
-    parsers = ServerParsers(tool_parser=TOOL_PARSERS["hermes"], auto=True, reasoning=None)
+    parsers = ServerParsers(tool_parser=TOOL_PARSERS["hermes"], auto=True, reasoning=NO_STYLE)
     body = ChatBody.model_validate({"messages": [], "tools": TOOLS})
     use = read_tool_use(body, parsers)
     for special, skips in ((True, False), (False, True)):
@@ -239,7 +240,7 @@ def test_special_tokens_that_mark_calls_are_kept_in_the_text() -> None:
 
 
 def test_the_marks_of_harmony_are_kept_without_tools() -> None:
-    parsers = ServerParsers(tool_parser=None, auto=True, reasoning=REASONING_PARSERS["openai_gptoss"])
+    parsers = ServerParsers(tool_parser=NO_CALLS, auto=True, reasoning=REASONING_PARSERS["openai_gptoss"])
     use = read_tool_use(ChatBody.model_validate({"messages": []}), parsers)
     tokenizer = byte_tokenizer(special_tokens=("<|message|>",))
     assert not use.constrain(SamplingParams(), "", tokenizer).skip_special_tokens

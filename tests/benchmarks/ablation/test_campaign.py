@@ -37,6 +37,15 @@ def test_arms_take_turns_as_drawn_and_every_run_is_there() -> None:
     assert [run.repeat for run in found] == [repeat for repeat in range(3) for _ in ARMS] * 2
 
 
+def test_every_arm_has_its_turn_once_in_every_repeat_and_none_always_comes_first() -> None:
+    found = orders(ARMS, 40, seed=3)
+    assert all(sorted(arm.name for arm in order) == sorted(arm.name for arm in ARMS) for order in found)
+    for arm in ARMS:
+        places = [order.index(arm) for order in found]
+        assert len(set(places)) == len(ARMS)
+        assert len({order[place - 1].name for order, place in zip(found, places, strict=True) if place}) > 2
+
+
 def test_arms_of_a_repeat_get_the_same_requests_and_repeats_get_others() -> None:
     engine = LoadedEngine()
     runs_of(campaign_of(engine))

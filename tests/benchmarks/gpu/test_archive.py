@@ -79,7 +79,7 @@ def test_merging_takes_the_latest_complete_record_of_each_phase(tmp_path: Path) 
         tmp_path / "3", plain(3.0, error="stopped"), Record(phase="verify", dry_run=False, skipped="late")
     )
     out = tmp_path / "out"
-    assert main(["merge", str(third), str(second), str(first), "-o", str(out)]) == 0
+    assert main(["report", str(third), str(second), str(first), "-o", str(out)]) == 0
     found = json.loads((out / "plain.json").read_text())
     assert found["result"] == {"figure": 2}
     assert (found["device"]["name"], found["commit"], found["run"]) == ("H200", "abc", {"run": "a"})
@@ -92,19 +92,21 @@ def test_merging_takes_the_latest_complete_record_of_each_phase(tmp_path: Path) 
     ]
     assert "| verify | 0 | SKIPPED: late | 0 |" in (out / "report.md").read_text()
     assert json.loads((out / "summary.json").read_text())["device"]["name"] == "H200"
+    assert main(["report", str(out), "-o", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "plain.json").read_text() == (out / "plain.json").read_text()
 
 
 def test_archives_of_two_devices_are_not_merged(tmp_path: Path) -> None:
     one, other = packed(tmp_path / "1"), packed(tmp_path / "2", device="H100")
-    with pytest.raises(SystemExit, match=r"of another device than the archives before it: \['H100', 'H200'\]"):
-        main(["merge", str(one), str(other), "-o", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"of another device than those before it: \['H100', 'H200'\]"):
+        main(["report", str(one), str(other), "-o", str(tmp_path / "out")])
 
 
 def test_a_dry_run_is_not_merged_with_runs_on_a_device(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"a\.tar\.gz is a run on a device"):
-        main(["merge", str(packed(tmp_path)), "-o", str(tmp_path / "out"), "--dry-run"])
+        main(["report", str(packed(tmp_path)), "-o", str(tmp_path / "out"), "--dry-run"])
 
 
 def test_an_archive_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"a\.tar\.gz holds no results"):
-        main(["merge", str(packed(tmp_path, device=None)), "-o", str(tmp_path / "out")])
+        main(["report", str(packed(tmp_path, device=None)), "-o", str(tmp_path / "out")])

@@ -1,10 +1,12 @@
 """Shapes of mixtures and of Gemma, what their steps read, and how rows that are far off are judged."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks.gpu.checks.families import far_rows
-from benchmarks.gpu.decoding.environment import needed_modules
+from benchmarks.gpu.decoding.environment import expect_modules, needed_modules
 from benchmarks.gpu.families import (
     GEMMA2_2B,
     GEMMA3_1B,
@@ -20,6 +22,7 @@ from benchmarks.gpu.models import Config, MadeUp, has_room, step_bytes, step_flo
 from benchmarks.gpu.plan import ON_CPU, ON_DEVICE
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.models import tensors
+from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.build import MODULES
 
 
@@ -84,7 +87,17 @@ def test_made_up_biases_and_sinks_are_no_ones() -> None:
 def test_modules_that_a_device_needs_are_those_of_all_shapes() -> None:
     found = {each.name for each in needed_modules(ON_DEVICE)}
     assert {"prefill_64", "prefill_64_window", "prefill_128", "prefill_256", "prefill_256_window"} <= found
-    assert not found & {name + "_fp8" for name in MODULES}
+    assert found & {name + "_fp8" for name in MODULES} == {"prefill_128_fp8"}
+
+
+def test_a_module_that_a_load_lacks_is_named(tmp_path: Path) -> None:
+    """Planted: an error of FlashInfer's, which names none."""
+    for each in needed_modules(ON_DEVICE):
+        if each.name != "prefill_64_window":
+            (tmp_path / each.own_name).mkdir()
+            (tmp_path / each.own_name / f"{each.own_name}.so").touch()
+    with pytest.raises(ConfigError, match=r"lacks prefill_64_window; compile .* --only prefill_64_window$"):
+        expect_modules(tmp_path)
 
 
 def test_a_few_rows_of_other_experts_are_no_fault_and_many_are() -> None:

@@ -1,6 +1,5 @@
 """Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians, distributions."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from benchmarks.gpu.checks.tokens import LEAST_P, exact_distribution, verified
 from benchmarks.gpu.decoding.clocks import Clocks
 from benchmarks.gpu.decoding.policies import arms_of, in_order, rows_of, synthetic
-from benchmarks.gpu.decoding.real_text import Grown, wide_spec
 from benchmarks.gpu.decoding.vllm_arm import asked
 from benchmarks.gpu.models import (
     LLAMA_1B,
@@ -27,13 +25,11 @@ from benchmarks.gpu.models import (
     write_shape,
 )
 from benchmarks.gpu.plan import ON_CPU, ON_DEVICE, Plan, fitting
-from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts, spread_ms
-from benchmarks.models.grow_model import Growth
+from benchmarks.gpu.steps import ClosedLoop, HostClock, batch_of, greedy, made_up_prompts
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.sources import SafetensorsSource
 from faser.errors import EngineError
 from faser.types.answer import FinishReason
 from faser.types.request import Request
@@ -287,10 +283,6 @@ def test_given_rates_are_those_of_tokens_that_pass_one_by_one() -> None:
     assert config["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
 
 
-def test_policies_begin_with_off_and_end_with_faser() -> None:
-    assert [arm.name for arm in arms_of(ON_DEVICE)] == ["off", "fixed:1", "fixed:3", "fixed:5", "goodput", "faser"]
-
-
 def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path)
     found = asked(plan, 3)
@@ -324,22 +316,3 @@ def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(
     assert all(each["p_value"] > LEAST_P for each in right.values())
     assert all(each["p_value"] < LEAST_P for each in wrong.values())
     assert 0.2 < right["rejection"]["accepted"] < 0.9
-
-
-def test_a_growing_source_gives_what_the_growth_gives_in_order_and_any_size(tiny_checkpoint: Path) -> None:
-    spec = read_model_config(tiny_checkpoint).spec
-    wide = wide_spec(spec, 96, 200, 3)
-    assert (wide.attention.num_heads, wide.num_kv_heads, wide.feed_forward.size) == (6, 3, 200)
-    source = SafetensorsSource(tiny_checkpoint)
-    grown = Grown(Growth(spec, wide), source)
-    wanted = {name: each for shard in Growth(spec, wide).shards(source) for name, each in shard.items()}
-    assert set(grown.names()) == set(wanted)
-    for name in grown.names():
-        assert torch.equal(grown.get(name), wanted[name])
-    assert {name: tuple(each.shape) for name, each in wanted.items()} == tensors.tensor_shapes(wide)
-
-
-def test_a_spread_is_in_milliseconds() -> None:
-    found = spread_ms([each / 1000 for each in range(1, 12)])
-    assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}
-    assert not math.isnan(found["median"])

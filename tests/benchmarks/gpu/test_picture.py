@@ -1,13 +1,12 @@
 """The picture of a run shows what its files say: rates of one sequence, the best fixed length of each cell."""
 
-import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from benchmarks.gpu.archive import read_records
 from benchmarks.gpu.picture import picture, policy_lines
+from benchmarks.gpu.record import Record
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,16 +36,21 @@ def test_of_fixed_lengths_the_best_of_each_cell_is_drawn_and_goodput_is_not() ->
 
 
 def test_the_picture_of_the_documents_is_that_of_the_results() -> None:
-    found = picture(ROOT / "benchmarks/results/h200")
+    filed = read_records(ROOT / "benchmarks/results/h200")
+    found = picture([each.record for each in filed.values()])
+    assert found is not None
     assert (ROOT / "docs/images/gpu-h200.svg").read_text("utf-8") == found
     texts = {each.text for each in ET.fromstring(found).iter("{http://www.w3.org/2000/svg}text")}
     plain = "NVIDIA H200: 8B without drafts; vLLM without torch.compile"
     assert {"FASER", "vLLM", "faser, 0.9", "off", plain} <= texts
 
 
-def test_a_folder_without_rows_makes_no_picture(tmp_path: Path) -> None:
-    for name in ("vllm", "policies"):
-        empty = {"device": {"name": "none"}, "result": {"rows": []}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(empty), "utf-8")
-    with pytest.raises(ValueError, match="has no rows for one of the panels"):
-        picture(tmp_path)
+def test_without_vllm_and_policies_decoding_is_drawn_alone_and_without_any_nothing() -> None:
+    """Planted: a panel of vLLM's without its rows, rates of all sequences together."""
+    cell = {"sampling": "greedy", "sequences": 8, "tokens_per_s": 1600.0}
+    about = Record(phase="environment", dry_run=False, result={"device": {"name": "H100"}})
+    found = picture([about, Record(phase="plain", dry_run=False, result={"target": [cell]})])
+    assert found is not None
+    texts = {each.text for each in ET.fromstring(found).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"greedy", "200", "H100: 8B without drafts"} <= texts
+    assert picture([about]) is None

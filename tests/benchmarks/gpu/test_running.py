@@ -15,6 +15,7 @@ from benchmarks.gpu.phases import GRACE, GRACE_S, PHASES, RUNS, Phase, phases_of
 from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.travel.day import BUDGETS_S
 from tests.benchmarks.gpu.rehearsed_phases import NAMES
+from tests.waiting import has_ended
 
 ROOT = Path(__file__).parents[3]
 START_S = 90.0  # of a machine, and transfers
@@ -83,7 +84,7 @@ def test_the_first_half_hour_gives_every_phase_the_time_that_it_needs(name: str,
 
 
 def test_three_runs_with_their_starts_fit_into_half_an_hour_and_each_into_a_call() -> None:
-    """The fourth is of another day. Planted: nine minutes for the third one."""
+    """The others are of another day. Planted: nine minutes for the third one."""
     assert sum(RUNS[name].budget_s + START_S for name in ("a", "b", "c")) <= 30 * 60
     assert all(run.budget_s + START_S <= 600 for run in RUNS.values())
     assert {name: run.budget_s for name, run in RUNS.items()} == BUDGETS_S
@@ -133,13 +134,14 @@ def killed(folder: Path, name: str) -> int:
 def test_a_run_that_is_killed_in_any_phase_leaves_an_archive_of_those_before_it(name: str, tmp_path: Path) -> None:
     """Bugs seen caught: packed at the end alone; a phase's process that outlives its run."""
     process = killed(tmp_path, name)
-    about, records = read_records(tmp_path / "a.tar.gz")
-    assert about["run"] == "a"
+    filed = read_records(tmp_path / "a.tar.gz")
+    assert all(each.about["run"]["run"] == "a" for each in filed.values())
+    records = {phase: each.record for phase, each in filed.items()}
     before = NAMES[: NAMES.index(name)]
     assert [each for each in NAMES if each in records and records[each].complete] == list(before)
     for each in before:
         assert records[each].result == {"kept before": each, "kept at the end": each}
-    assert _ends(process)
+    assert has_ended(process)
 
 
 @pytest.mark.slow
@@ -150,18 +152,5 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         said, _ = run.communicate(timeout=60)
     assert run.returncode == 0, said
     assert "checks: there already" in said
-    _, records = read_records(tmp_path / "a.tar.gz")
-    assert [records[each].state for each in NAMES] == ["complete"] * len(NAMES)
-
-
-def _ends(process: int) -> bool:
-    """Whether a process is gone soon."""
-    for _ in range(100):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        if Path(f"/proc/{process}/stat").read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.05)
-    return False
+    filed = read_records(tmp_path / "a.tar.gz")
+    assert [filed[each].record.state for each in NAMES] == ["complete"] * len(NAMES)

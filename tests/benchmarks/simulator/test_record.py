@@ -15,7 +15,7 @@ from benchmarks.simulator.trace import Trace, iid_trace
 from benchmarks.spec_bench.policy_spec import parse_policy
 from faser.cli.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts, Ints
+from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.plan import (
     DrafterCheck,
     DraftPlan,
@@ -36,6 +36,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafting.drafter import Drafter, Proposals, by_slot, drafts_of
 from faser.engine.gap_timer import GapTimer
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 from faser.types.sampling import SamplingParams
 from tests.benchmarks.simulator.running import machine
 from tests.engine.execution.draft_lines import DraftLine, committed, table_with

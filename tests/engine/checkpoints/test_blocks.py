@@ -127,7 +127,7 @@ def test_dflash_2_has_convolutions_a_selector_and_scales(tmp_path: Path, layout:
             "model_type of the head is 'qwen3'; only gemma4_text, gemma4_unified_text are read",
         ),
         ("dspark", {"num_target_layers": 36}, "made for a model of 36 layers .*; the model has 6"),
-        ("dspark", {"markov_head_type": "rnn"}, "markov_head_type is 'rnn'; only vanilla is computed"),
+        ("dspark", {"markov_head_type": "rnn"}, "markov_head_type is 'rnn'; only vanilla is supported"),
         ("dspark", {"markov_rank": 0}, "confidence_head_with_markov is true, but markov_rank is 0"),
         ("dspark", {"mask_token_id": 512}, "mask_token_id is 512; the model has tokens 0 to 511"),
         ("dspark", {"is_causal": 1}, "is_causal is 1; it must be true or false"),

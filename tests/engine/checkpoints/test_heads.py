@@ -201,7 +201,7 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
     [
         (
             SPECULATORS | {"speculators_model_type": "hydra"},
-            "speculators_model_type is 'hydra'; only eagle3 is read",
+            "speculators_model_type is 'hydra'; only eagle3 is supported",
         ),
         (FLAT | {"architectures": ["DFlashDraftModel"]}, "DFlashDraftModel .*methods dflash and dspark"),
         (
@@ -209,7 +209,7 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
             "Llama's or Qwen3's",
         ),
         (FLAT | {"ptd_token_id": 7}, "ptd_token_id is 7, so it drafts in parallel"),
-        (FLAT | {"logit_scale": 0.5}, "logit_scale of the head is 0.5; only 1 is computed"),
+        (FLAT | {"logit_scale": 0.5}, "logit_scale of the head is 0.5; only 1 is supported"),
         (FLAT | {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         (FLAT | {"num_aux_hidden_states": 2}, "num_aux_hidden_states is 2, but .* 2, 16, 29"),
         (FLAT | {"fc_norm": True, "norm_before_fc": True}, "fc_norm and norm_before_fc are both true"),

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save
+from faser.engine.checkpoints.ngram_model import NgramModel, count, load, save
 from faser.errors import ConfigError
+from faser.types.arrays import NO_TOKEN
 
 TEXTS = ((1, 2, 3, 1, 2, 3, 1, 2, 4), (3, 1, 2, 3), (7,), ())
 

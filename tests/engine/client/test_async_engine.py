@@ -41,6 +41,7 @@ from faser.types.outlook import Decision, Target
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 from faser.types.statistics import EngineStats
+from tests.waiting import PATIENCE_S, has_ended
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -88,7 +89,7 @@ async def read(stream: OutputStream) -> None:
             pass
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -554,7 +555,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(
         async with running(tiny_checkpoint, tokenizer, transport) as engine:
             work = asyncio.create_task(answer(engine, request("the", tokenizer)))
             await asyncio.sleep(0)
-            drained = asyncio.create_task(engine.drain(10.0))
+            drained = asyncio.create_task(engine.drain(PATIENCE_S))
             await asyncio.sleep(0)
             assert engine.state is EngineState.DRAINING
             with pytest.raises(NotReadyError, match="draining"):
@@ -725,10 +726,4 @@ asyncio.run(scenario())
         assert front_end.stdout is not None
         engine_pid = int(front_end.stdout.readline())
         front_end.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{engine_pid}/cmdline").exists() and time.monotonic() < deadline:
-        if not Path(f"/proc/{engine_pid}/cmdline").read_bytes():
-            break  # a zombie: the process has ended
-        time.sleep(0.02)
-    alive = Path(f"/proc/{engine_pid}/cmdline")
-    assert not alive.exists() or not alive.read_bytes()
+    assert has_ended(engine_pid)

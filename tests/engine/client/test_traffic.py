@@ -30,9 +30,9 @@ from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types.answer import FinishReason, OutputDelta
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
-from tests.api.server import until
 from tests.disks import filling_up
 from tests.engine.client.test_async_engine import CONFIG
+from tests.waiting import until
 
 
 def request(prompt: tuple[int, ...] = (1, 2), **fields: Any) -> Request:

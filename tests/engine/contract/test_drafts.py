@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, NO_TOKEN, DraftTable, empty_table, joined, table_of
+from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, DraftTable, empty_table, joined, table_of
+from faser.types.arrays import NO_TOKEN
 
 WIDTH = 4
 Given = tuple[int, tuple[int, ...], tuple[float, ...]]  # slot, tokens, confidences

@@ -776,7 +776,7 @@ def test_clocks_do_not_go_back() -> None:
 
 
 def test_planning_and_committing_64_decoding_sequences_costs_well_under_a_step() -> None:
-    """Half a millisecond is the aim; the bound leaves room for a busy machine."""
+    """Half a millisecond is the aim. Time of this thread on a core, which other programs do not lengthen."""
     scheduler = Scheduler(
         kv=KvManager(4096, 16),
         max_num_seqs=64,
@@ -789,13 +789,13 @@ def test_planning_and_committing_64_decoding_sequences_costs_well_under_a_step()
         scheduler.add(request(str(i), prompt(40, i), max_tokens=500))
     spent_s = []
     for _ in range(100):
-        began = time.perf_counter()
+        began_s = time.thread_time()
         plan = scheduler.plan()
-        planned = time.perf_counter()
+        planned_s = time.thread_time() - began_s
         assert plan is not None
         count = len(plan.rows)
         result = StepResult(step=plan.step, counts=[1] * count, token_ids=[11] * count, run_s=0.0)
-        resumed = time.perf_counter()
+        began_s = time.thread_time()
         scheduler.commit(plan, result)
-        spent_s.append(planned - began + time.perf_counter() - resumed)
+        spent_s.append(planned_s + time.thread_time() - began_s)
     assert sorted(spent_s)[10] < 0.002, f"{1000 * sorted(spent_s)[50]:.2f} ms in the median"

@@ -9,7 +9,7 @@ from faser.engine.contract.target_room import PATIENCE_S
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.pace import PaceFit
 from faser.engine.control.step_cost import CostModel
-from faser.engine.control.targets import NO_LIMITS, TargetKeeper
+from faser.engine.control.targets import NO_TARGETS, TargetKeeper
 from faser.types.request import Request, Slo, SpeculationParams
 from tests.engine.driving import Driver, request, rows_by_slot
 
@@ -241,13 +241,13 @@ def test_a_prompt_that_is_due_is_not_cut() -> None:
 def test_a_target_is_forgotten_a_minute_after_the_last_request_that_had_it() -> None:
     clock = SimulatedClock(5.0)
     keeper = TargetKeeper(fit(), clock, most_rows=ROWS)
-    assert keeper.limits([], 0) is NO_LIMITS
+    assert keeper.limits([], 0) is NO_TARGETS
     keeper.see(14)
-    assert keeper.limits([], 0) is not NO_LIMITS
+    assert keeper.limits([], 0) is not NO_TARGETS
     clock.advance(59.0)
-    assert keeper.limits([], 0) is not NO_LIMITS
+    assert keeper.limits([], 0) is not NO_TARGETS
     clock.advance(2.0)
-    assert keeper.limits([], 0) is NO_LIMITS
+    assert keeper.limits([], 0) is NO_TARGETS
 
 
 def test_a_request_that_waits_goes_where_its_new_targets_put_it() -> None:

@@ -26,23 +26,16 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Cores, Draft, OverlapResult, Partition, Verify
-from faser.engine.execution.pruning import (
-    Action,
-    Bools,
-    EarlyPruning,
-    Ints,
-    PlainForward,
-    PreviewRows,
-    PruneGate,
-)
+from faser.engine.execution.pruning import Action, EarlyPruning, PlainForward, PreviewRows, PruneGate
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.tokens import TokenSampler
+from faser.engine.execution.sampling.tokens import LOGITS_ONLY, TokenSampler
 from faser.engine.execution.sampling.verify import make_verifier
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.arrays import Bools, Ints
 from faser.types.request import Request
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.native_acceptance import make_native
@@ -85,7 +78,7 @@ def make_decoder(directory: Path, backend: Backend) -> Decoder:
     )
 
 
-def make_runner(directory: Path, backend: Backend, chooser: TokenSampler | None = None) -> Runner:
+def make_runner(directory: Path, backend: Backend, chooser: TokenSampler = LOGITS_ONLY) -> Runner:
     decoder = make_decoder(directory, backend)
     spec = decoder.spec
     shape = KvShape(
@@ -113,7 +106,7 @@ def make_world(
     pair: tuple[Path, Path],
     backend: Backend,
     partition: Partition | None = None,
-    choosers: tuple[TokenSampler | None, TokenSampler | None] = (None, None),
+    choosers: tuple[TokenSampler, TokenSampler] = (LOGITS_ONLY, LOGITS_ONLY),
 ) -> World:
     """partition: divides the processors between the two models; None: they take turns on one backend.
 

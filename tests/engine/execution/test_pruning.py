@@ -25,9 +25,7 @@ from faser.engine.execution.pruning import (
     LOOK_EVERY,
     LOOK_OFTEN,
     Action,
-    Bools,
     EarlyPruning,
-    Ints,
     PreviewRows,
     PruneGate,
     make_early_pruning,
@@ -41,6 +39,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.torch_backend import TorchBackend
 from faser.types.answer import SequenceError
+from faser.types.arrays import Bools, Ints
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 from faser.types.statistics import PruneStats

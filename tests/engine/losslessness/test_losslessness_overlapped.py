@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from faser.engine.contract.drafts import Bools, DraftTable
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.control.speculation.overlap import Frontiers
+from faser.types.arrays import Bools
 from tests.engine.losslessness.enumeration import (
     Cut,
     Distribution,

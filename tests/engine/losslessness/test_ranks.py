@@ -24,6 +24,7 @@ from tests.checkpoints import write_tokenizer
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.losslessness.equality import FEATURES, answers, build, requests, write_pair
+from tests.waiting import PATIENCE_S
 
 RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1}
 DRAFTING: dict[str, dict[str, Any] | None] = {
@@ -104,7 +105,7 @@ def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
         (signal.SIGSTOP, 2, "does not answer: it is stopped, or cannot be reached"),
     ],
 )
-def test_a_rank_that_dies_or_hangs_is_named_within_ten_seconds(
+def test_a_rank_that_dies_or_hangs_is_named_soon(
     number: signal.Signals, size: int, what: str, pair: tuple[Path, Path]
 ) -> None:
     """The others, which lose it too, are not taken for it. All listen on loopback alone."""
@@ -124,7 +125,7 @@ def test_a_rank_that_dies_or_hangs_is_named_within_ten_seconds(
         began_s = time.monotonic()
         with pytest.raises(EngineError, match=f"^rank {size // 2} of the tensor-parallel model {what}$"):
             engine.step()
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < PATIENCE_S
     finally:
         engine.close()
     assert not any(each.is_running() for each in ranks.values())

@@ -118,9 +118,8 @@ def test_a_slow_mask_makes_its_own_sequence_wait_and_no_other_one() -> None:
     while without_token:
         time.sleep(0.01)
         words, without_token = matchers.masks([(0, ()), (1, ())], [0, len(output)])
-        waited_s = time.perf_counter() - began_s
         assert None in without_token.values() or not without_token
-        assert waited_s < PATIENCE_S
+        assert time.perf_counter() - began_s < PATIENCE_S
     assert np.flatnonzero(np.unpackbits(words[1].view(np.uint8), bitorder="little")).tolist() == expected
     assert words[0].any()
     assert matchers.may_draft(1, 1) == 0
@@ -185,7 +184,7 @@ def seconds_of(questions: Callable[[], object]) -> float:
 
 def test_all_questions_about_the_drafts_of_a_step_wait_once() -> None:
     """Ten sequences whose masks are not ready are asked three times each, as several drafters do."""
-    patience_s, slots, draft = 0.2, range(10), tuple(the_ids("xx"))
+    patience_s, slots, draft = 0.5, range(10), tuple(the_ids("xx"))
     compiler = _Withheld()
     matchers = SequenceMatchers(compiler, num_threads=2, patience_s=patience_s)
     for slot in slots:
@@ -210,7 +209,7 @@ def test_all_questions_about_the_drafts_of_a_step_wait_once() -> None:
 
 def test_a_sequence_that_another_one_leaves_no_time_keeps_its_drafts() -> None:
     compiler = _Withheld()
-    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=0.2)
+    matchers = SequenceMatchers(compiler, num_threads=2, patience_s=1.0)
     compiler.released.set()
     matchers.start(0, AMBIGUOUS, the_ids("ac" + 60 * "x"))
     while matchers.masks([(0, ())], [62])[1]:
@@ -234,7 +233,7 @@ def test_steps_wait_once_for_a_mask_that_takes_long() -> None:
             assert matchers.may_draft(0, 1) == 0
             assert matchers.masks([(0, ())], [0], alone=False)[1] == {0: None}
 
-    assert seconds_of(steps) < 10 * patience_s
+    assert seconds_of(steps) < 20 * patience_s
     compiler.released.set()
     while matchers.masks([(0, ())], [0])[1]:
         pass

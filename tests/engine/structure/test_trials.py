@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from faser.engine.structure.trials import COSTLY, QUICK, Budget, TrialUnwantedEr
 from faser.errors import GrammarCostError, RequestError
 from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.structure.languages import EOS, the_compiler, the_tokenizer
+from tests.waiting import until
 
 _NEVER = {"type": "integer", "multipleOf": 9_999_991}  # compiles for hours
 _LONG = {
@@ -97,11 +97,8 @@ def test_a_trial_that_is_not_wanted_any_more_is_killed() -> None:
     process = compiler._tokenizer()[2]._process
     assert process is not None
     with pytest.raises(TrialUnwantedError):  # as soon as all three processes run
-        compiler.matcher(asked(_LONG), Budget(1e6, is_wanted=lambda: len([*in_session(process.pid)]) < 3))
-    deadline_s = time.monotonic() + 2  # that schema takes longer
-    while [*in_session(process.pid)] != [process.pid]:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+        compiler.matcher(asked(_NEVER), Budget(1e6, is_wanted=lambda: len([*in_session(process.pid)]) < 3))
+    until(lambda: [*in_session(process.pid)] == [process.pid])
 
 
 def test_trials_run_side_by_side() -> None:
@@ -141,8 +138,5 @@ def test_its_processes_end_with_the_compiler() -> None:
     assert process is not None
     assert process.poll() is None
     del compiler
-    deadline_s = time.monotonic() + 30
-    while process.poll() is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None)
     assert process.returncode == 0

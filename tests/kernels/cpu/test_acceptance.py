@@ -15,13 +15,14 @@ import pytest
 
 from benchmarks.exactness.decisions_hash import Condition, Kind, scenario_hash
 from faser.config.speculation import PASS_METHODS
-from faser.engine.contract.drafts import DraftTable, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import best_prefixes
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
+from faser.types.arrays import Ints
 from tests.engine.control.speculation.building import answer, step_drafts
 from tests.engine.control.speculation.python_acceptance import PythonAcceptance
 
@@ -73,10 +74,8 @@ class Twins:
         looked = self.drafts(np.tile(slots, num_methods), methods)
         notes, row_price = bool(self.rng.random() < 0.5), float(self.rng.choice([0.0, 0.4, 0.7, 1.0]))
         limit = self.rng.integers(1, CAP + 1, count)
-        steps = [
-            StepDrafts(chosen=range(count), lengths=limit, candidates=step_drafts(looked, limit).candidates)
-        ] * 2
-        steps = [StepDrafts(chosen=each.chosen, lengths=limit, candidates=each.candidates) for each in steps]
+        asked = step_drafts(looked, limit).candidates
+        steps = [StepDrafts(sequences=[], lengths=limit, candidates=asked) for _ in range(2)]
         left = np.where(self.rng.random(count) < 0.2, 1, 0)
         by_model = left.nonzero()[0]
         modelled = self.drafts(slots[by_model], np.zeros(len(by_model), dtype=np.int64))

@@ -28,6 +28,7 @@ from faser.kernels.cpu.build import Isa, library_path, runnable_isas
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvCache
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.activation import Activation
 from tests.kernels.interface.low_bit.blocks import random_blocks
 from tests.kernels.layouts import (
     BLOCK_SIZE,
@@ -158,9 +159,9 @@ def test_rms_norm_matches_the_reference(native: NativeBackend, rows: int, width:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width", [(1, 1536), (3, 50), (40, 1536)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
+@pytest.mark.parametrize("activation", Activation)
 def test_a_gate_matches_the_reference(
-    native: NativeBackend, activation: str, rows: int, width: int, dtype: torch.dtype
+    native: NativeBackend, activation: Activation, rows: int, width: int, dtype: torch.dtype
 ) -> None:
     gate_up = (random(rows, 2 * width) * 4).to(dtype)
     gate_up[0, 0], gate_up[0, 1] = 200, -200
@@ -169,8 +170,8 @@ def test_a_gate_matches_the_reference(
     check(out, wanted, dtype)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
-def test_a_gate_hides_no_nan(native: NativeBackend, activation: str) -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_a_gate_hides_no_nan(native: NativeBackend, activation: Activation) -> None:
     gate_up = torch.zeros(2, 40)
     gate_up[0, 3] = gate_up[1, 25] = float("nan")
     found = native.gate(gate_up, torch.empty(2, 20), activation)

@@ -32,6 +32,7 @@ from faser.kernels.interface.blocks import (
 )
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, PackedLinear, RowLayout
+from faser.types.activation import Activation
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128
@@ -84,7 +85,9 @@ def layer_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, count:
         norm = 1 + random(HEAD_DIM, seed=number) / 4
         if number == 2:
             after = [1 + random(HIDDEN, seed=seed) / 4 for seed in (5, 6)]
-            block = replace(block, activation="gelu_tanh", norm_after_attention=after[0], norm_after=after[1])
+            block = replace(
+                block, activation=Activation.GELU_TANH, norm_after_attention=after[0], norm_after=after[1]
+            )
         layers.append(
             DecoderLayer(
                 qkv=qkv,
@@ -225,7 +228,7 @@ def gemma4_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, rows:
         down=tuple(packed(HIDDEN, size, 41 + each) for each in range(4)),
         top_k=2,
         renormalise=True,
-        activation="gelu_tanh",
+        activation=Activation.GELU_TANH,
         scales=1 + random(4, seed=50) / 4,
     )
     beside = ExpertsBeside(
@@ -237,7 +240,7 @@ def gemma4_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, rows:
         assert isinstance(block, FeedForward)
         block = replace(
             block,
-            activation="gelu_tanh",
+            activation=Activation.GELU_TANH,
             norm_after_attention=norm(60 + number),
             norm_after=norm(70 + number),
             beside=beside if number == 1 else None,

@@ -30,7 +30,7 @@ from faser.kernels.cpu.build import (
     runnable_isas,
 )
 from tests.disks import filling_up, read_only
-from tests.processes import has_ended
+from tests.waiting import has_ended
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,11 @@ def test_attention_is_as_near_to_its_definition_as_is_said(
     check_against_definition(native, shape, random(330, qkv_width(shape)), typical=3e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("isa", other_isas())
 def test_every_other_instruction_set_is_as_near(isa: Isa, kernel_cache: Path) -> None:
+    """Slow: compiles the kernels once more for sets that the other tests leave out."""
     native = NativeBackend(library_path(isa, cache_dir=kernel_cache), num_threads=1)
     for group, num_kv_heads, head_dim, window in SHAPES:
         shape = attention_shape(group, num_kv_heads, head_dim, window)

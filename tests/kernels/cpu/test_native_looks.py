@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import Drafts, DraftTable
 from faser.engine.contract.plan import DraftPlan, DraftRequest
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.execution.drafting.text import IndexedTexts, LookupDrafter, TextAndModel, texts_of
 from faser.kernels.cpu.text_index import TextRules, text_library
+from faser.types.arrays import Ints
 from tests.engine.execution.drafting.test_text import start_of
 from tests.kernels.cpu.test_acceptance import ARRAYS, CAP, NUM_SLOTS, VOCAB, Twins
 
@@ -41,10 +42,10 @@ class LookingTwins(Twins):
         """Look up natively, and by a plan among whose answers Python chooses."""
         native = self.native.native
         assert native is not None
-        count, candidates = len(slots), Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
+        candidates = Candidates.alike(slots, limits, np.ones((len(slots), CAP + 1)))
         columns, survival, num_promising = native.look(self.texts, slots, limits, row_price)
         looked = StepDrafts(
-            chosen=range(count),
+            sequences=[],
             lengths=limits,
             candidates=candidates,
             is_looked=True,
@@ -53,7 +54,7 @@ class LookingTwins(Twins):
         )
         requests = tuple(map(DraftRequest, slots.tolist(), limits.tolist()))
         plan = DraftPlan(step=0, width=CAP, requests=requests, from_text=True)
-        planned = StepDrafts(chosen=range(count), lengths=limits, candidates=candidates)
+        planned = StepDrafts(sequences=[], lengths=limits, candidates=candidates)
         found = Drafts(step=0, table=self.drafter.propose(plan).table, run_s=0.0)
         planned.take_text(found, self.python, notes=False, row_price=row_price)
         assert num_promising == np.count_nonzero(

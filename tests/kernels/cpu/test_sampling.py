@@ -24,7 +24,8 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingMetadata, Words, philox
+from faser.kernels.interface.sampling import SamplingMetadata, philox
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import plain_rows, sample
 
@@ -118,7 +119,7 @@ def check_alike(native: NativeBackend, logits: Tensor, shape: SamplingMetadata, 
     assert torch.equal(found, wanted)
 
 
-def assert_same(found: tuple[Ints, Reals], wanted: tuple[Ints, Reals]) -> None:
+def assert_same(found: tuple[Ints, Floats], wanted: tuple[Ints, Floats]) -> None:
     """Tokens and their leads."""
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -34,10 +34,11 @@ from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.experts import routed
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes, stored
-from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingMetadata, Ints, SamplingMetadata, Words
+from faser.kernels.interface.sampling import DeviceSamplingMetadata, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.kernels.torch_delta_net import LayerStates, delta_net
+from faser.types.arrays import NO_TOKEN, Ints, Words
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 

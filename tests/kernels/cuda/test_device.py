@@ -14,6 +14,7 @@ from faser.kernels.cuda.device import (
     DeviceMemory,
     cublas_carveout,
     cuda_facts,
+    is_carved_out,
     open_cuda,
     stream_of,
 )
@@ -90,26 +91,49 @@ class Bindings:
 
     def __init__(self) -> None:
         self.carveouts: list[int | None] = []
+        self.library = self._BlasBackend.Default
+
+    _BlasBackend = torch._C._BlasBackend
 
     def _set_sm_carveout_experimental(self, idle: int | None) -> None:
         self.carveouts.append(idle)
 
+    def _get_sm_carveout_experimental(self) -> int | None:
+        return self.carveouts[-1] if self.carveouts else None
+
+    def _set_blas_preferred_backend(self, library: torch._C._BlasBackend) -> None:
+        self.library = library
+
+    def _get_blas_preferred_backend(self) -> torch._C._BlasBackend:
+        return self.library
+
 
 def test_the_carveout_is_set_within_the_context_only() -> None:
+    """Plain products heed it in cuBLASLt alone. Caught: the library not set, or left set."""
     bindings = Bindings()
     with cublas_carveout(12, bindings):
         assert bindings.carveouts == [12]
+        assert is_carved_out(bindings)
+        assert bindings.library is torch._C._BlasBackend.Cublaslt
     with pytest.raises(ZeroDivisionError), cublas_carveout(36, bindings):
         raise ZeroDivisionError
     assert bindings.carveouts == [12, None, 36, None]
+    assert bindings.library is torch._C._BlasBackend.Default
     with cublas_carveout(0, bindings), cublas_carveout(12, object()):
         assert bindings.carveouts[4:] == []
+        assert not is_carved_out(bindings)
+        assert not is_carved_out(object())
 
 
-def test_torch_has_the_carveout() -> None:
-    with cublas_carveout(12):
-        assert torch._C._get_sm_carveout_experimental() == 12
-    assert torch._C._get_sm_carveout_experimental() is None
+def test_torch_has_the_carveout_and_the_choice_of_a_library() -> None:
+    assert torch._C._get_blas_preferred_backend() is not torch._C._BlasBackend.Cublaslt
+    assert {name for name in vars(Bindings) if name.startswith("_") and name[1] != "_"} <= set(dir(torch._C))
+    torch._C._set_sm_carveout_experimental(12)
+    try:
+        assert is_carved_out()
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+    assert not is_carved_out()
 
 
 def test_a_lanes_stream_must_be_a_stream_of_torch() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from faser.errors import ModelError
+from faser.types.activation import Activation
 
 MOST_EXPERTS = 4096  # of a layer
 
@@ -96,18 +97,6 @@ class RopeSpec:
     rotated: int | None = None
     interleaved: bool = False
     query_growth: QueryGrowth | None = None
-
-
-class Activation(StrEnum):
-    """Functions of the gate g in a feed-forward network, before it multiplies the other half.
-
-    SILU: g σ(g). GELU_TANH: g (1 + tanh(√(2/π) (g + 0.044715 g³))) / 2. SWIGLU_OAI: g σ(1.702 g), of a g that is
-    cut off at 7; the other half is clamped to ±7, and one is added.
-    """
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
-    SWIGLU_OAI = "swigluoai"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import (
-    Activation,
     AttentionSpec,
     DecoderSpec,
     DenseSpec,
@@ -25,6 +24,7 @@ from faser.engine.checkpoints.families.architecture import (
     YarnScaling,
 )
 from faser.errors import ModelError
+from faser.types.activation import Activation
 
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"

@@ -336,7 +336,7 @@ FAMILIES = (
         tool_parsers=("gemma4",),
         examples=("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"),
         gguf=("gemma4",),
-        note="No GPU has run it yet. 26B-A4B is a mixture of experts. Of checkpoints that also read images and "
+        note="26B-A4B is a mixture of experts. Of checkpoints that also read images and "
         "sound (Gemma4ForConditionalGeneration) the text half loads.",
     ),
     Family(
@@ -347,7 +347,7 @@ FAMILIES = (
         tool_parsers=("gemma4",),
         examples=("google/gemma-4-12B-it",),
         gguf=("gemma4",),
-        note="No GPU has run it yet. Of checkpoints that also read images and sound "
+        note="Of checkpoints that also read images and sound "
         "(Gemma4UnifiedForConditionalGeneration) the text half loads.",
     ),
 )

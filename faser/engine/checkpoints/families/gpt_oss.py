@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from faser.engine.checkpoints.families.architecture import (
-    Activation,
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
@@ -16,6 +15,7 @@ from faser.engine.checkpoints.families.architecture import (
 )
 from faser.engine.checkpoints.families.family import EXPERT, LAYER, SINKS, Config, Family, GgufArchitecture
 from faser.engine.checkpoints.families.fields import Fields, attention, decoder, rope_spec, windowed
+from faser.types.activation import Activation
 
 if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.file import GgufFile
@@ -111,7 +111,6 @@ FAMILIES = (
         tool_parsers=("openai",),
         examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
         gguf=("gpt-oss",),
-        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits. An H200 has run the shape of "
-        "the 20b, with made-up weights.",
+        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits.",
     ),
 )

@@ -151,6 +151,6 @@ FAMILIES = (
         tool_parsers=("granite",),
         examples=("ibm-granite/granite-3.1-1b-a400m-instruct", "ibm-granite/granite-3.1-3b-a800m-instruct"),
         gguf=("granitemoe",),
-        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+        note="A mixture of experts.",
     ),
 )

@@ -130,7 +130,7 @@ FAMILIES = (
         tool_parsers=("hermes", "qwen3_coder"),
         examples=("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
         gguf=("qwen3moe",),
-        note="A mixture of experts. An H200 has run this shape, with made-up weights.",
+        note="A mixture of experts.",
     ),
     Family(
         name="Mixtral",
@@ -140,7 +140,7 @@ FAMILIES = (
         tool_parsers=(),
         examples=("mistralai/Mixtral-8x7B-Instruct-v0.1",),
         gguf=("llama",),
-        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+        note="A mixture of experts.",
     ),
     Family(
         name="OLMoE",
@@ -150,6 +150,6 @@ FAMILIES = (
         tool_parsers=(),
         examples=("allenai/OLMoE-1B-7B-0924-Instruct", "allenai/OLMoE-1B-7B-0125-Instruct"),
         gguf=("olmoe",),
-        note="A mixture of experts. An H200 has run its kernels, in the shapes of Qwen3-MoE and gpt-oss.",
+        note="A mixture of experts.",
     ),
 )

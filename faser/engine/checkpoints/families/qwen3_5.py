@@ -231,8 +231,8 @@ FAMILIES = (
         tool_parsers=("qwen3_coder",),
         examples=("Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B"),
         gguf=("qwen35",),
-        note="Gated delta nets; no GPU has run them. The MTP layer of a checkpoint drafts; of checkpoints that "
-        "also read images (Qwen3_5ForConditionalGeneration) the text half loads.",
+        note="Gated delta nets. The MTP layer of a checkpoint drafts; of checkpoints that also read images "
+        "(Qwen3_5ForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Qwen3.5-MoE",
@@ -242,8 +242,8 @@ FAMILIES = (
         tool_parsers=("qwen3_coder",),
         examples=("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
         gguf=("qwen35moe",),
-        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
-        "drafts; of checkpoints that also read images (Qwen3_5MoeForConditionalGeneration) the text half loads.",
+        note="A mixture of experts with gated delta nets. The MTP layer of a checkpoint drafts; of checkpoints "
+        "that also read images (Qwen3_5MoeForConditionalGeneration) the text half loads.",
     ),
     Family(
         name="Qwen3-Next",
@@ -253,7 +253,6 @@ FAMILIES = (
         tool_parsers=("hermes", "qwen3_coder"),
         examples=("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Coder-Next"),
         gguf=("qwen3next",),
-        note="A mixture of experts with gated delta nets; no GPU has run them. The MTP layer of a checkpoint "
-        "drafts.",
+        note="A mixture of experts with gated delta nets. The MTP layer of a checkpoint drafts.",
     ),
 )

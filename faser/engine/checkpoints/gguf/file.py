@@ -18,9 +18,8 @@ import numpy.typing as npt
 from faser.engine.checkpoints.gguf.header import TensorPlace
 from faser.engine.checkpoints.gguf.parts import open_parts, shown
 from faser.errors import ModelError
+from faser.types.arrays import Bytes, Floats32
 
-FloatArray = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 Value = TypeVar("Value", str, bool, int, float)
 READABLE = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -138,7 +137,7 @@ class GgufFile:
             raise ModelError(f"{self.path}: {name} is of shape {list(shape)}; it must be a matrix")
         return stored.reshape(shape[0], -1)
 
-    def array(self, name: str, part: int | None = None) -> FloatArray:
+    def array(self, name: str, part: int | None = None) -> Floats32:
         """A tensor, or one part of it, dequantised. Raises ModelError for a quantisation that is not supported.
 
         One of float32 is a part of the mapped file.

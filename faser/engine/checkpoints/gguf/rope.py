@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile, shortest
+from faser.engine.checkpoints.gguf.file import GgufFile, shortest
 from faser.errors import ModelError
+from faser.types.arrays import Floats32
 
 LLAMA3_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
@@ -70,7 +71,7 @@ def _llama3(file: GgufFile, theta: float) -> dict[str, Any]:
     }
 
 
-def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
+def _llama3_factors(num_pairs: int, theta: float, factor: float) -> Floats32:
     """Return the divisor of each rotary frequency: [num_pairs] float32.
 
     A wavelength that fits the original context at least _LLAMA3_HIGH times keeps its frequency; one that fits at

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, NativeAcceptance
 from faser.engine.control.speculation.logistic_curve import (
     CURVE_KEPT,
@@ -44,8 +44,10 @@ from faser.engine.control.speculation.logistic_curve import (
     CurveMemory,
     LogisticCurve,
 )
+from faser.types.arrays import Bools, Floats, Ints
 
-# Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
+# Those that meet arrays in every step are arrays: see types/arrays.py.
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
 _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
 _ALL_KEPT = 0.5 ** (1 / 200)  # of the mean of all slots
@@ -60,8 +62,8 @@ _EDITED_PRECISION = 0.25  # of requests that edit logits: they may be like no ot
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more decided token
 _SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its variance is 1
 _SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more decided token
-_LARGEST_OFFSET = 4.0
-_LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
+_LARGEST_OFFSET = 4.0  # logits: a bound that no simulated run reaches
+_LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)  # of a chance: certainty could not be unlearned
 _LEAST_SURVIVAL = np.array(0.01)  # a token that is less likely to be reached and right counts as none
 _NOT_SAMPLED = -2  # neither a token id nor NO_TOKEN
 _MODEL, _TEXT = 0, 1  # kinds of drafters; each has means of its own
@@ -189,9 +191,7 @@ class Acceptance:
         """
         reached, passed = self._all[kind]
         prior = float(_PRIOR_DRAFTS)
-        usual = (float(np.add.reduce(passed)) + prior * _PRIOR_CHANCE[kind]) / (
-            float(np.add.reduce(reached)) + prior
-        )
+        usual = (float(passed.sum()) + prior * _PRIOR_CHANCE[kind]) / (float(reached.sum()) + prior)
         found: Floats = passed + _PRIOR_DRAFTS * usual
         found /= reached + _PRIOR_DRAFTS
         return found
@@ -227,7 +227,7 @@ class Acceptance:
         number = DRAFT_METHODS.index(method)
         intercept, slope = self._curves[number].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._offsets(number, slots))) / len(slots)
+            intercept += float(self._offsets(number, slots).sum()) / len(slots)
         return intercept, slope
 
     def note_drafts(
@@ -271,7 +271,7 @@ def _within(chances: Floats) -> Floats:
 
 def point_mass_outcomes(drafts: DraftTable, sampled: Ints) -> DraftOutcomes:
     """Return the outcomes of point masses of which none was verified. sampled: as of sampled_tokens."""
-    accepted = np.add.reduce(np.logical_and.accumulate(drafts.token_ids == sampled, axis=1), axis=1)
+    accepted = np.logical_and.accumulate(drafts.token_ids == sampled, axis=1).sum(axis=1)
     decided = np.minimum(accepted + 1, drafts.lengths)
     return DraftOutcomes(drafts, np.minimum(decided, np.count_nonzero(sampled != _NOT_SAMPLED, axis=1)), accepted)
 

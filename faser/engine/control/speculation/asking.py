@@ -14,6 +14,7 @@ from faser.engine.contract.plan import StepPlan
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.types.statistics import PaidRatio, SpeculationBalance
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _SHORT_PAUSE = 4  # steps without asking the policy that are always allowed while no sequence drafts
 _LONGEST_PAUSE = 32  # steps: asking in vain then takes less than half a percent of the time
 _CHANGED_SHARE = 4  # a pause ends early once one sequence in 4 has come or gone: the last answer was for others
@@ -60,17 +61,15 @@ class Pauses:
 class Guards:
     """A guard for each policy that has one: what one policy's drafts gain says nothing about another's.
 
-    enabled: False: no policy has one. current: of the present policy; None: it has none. permission: whether the
-    next step may draft; None: the guard was not asked.
+    enabled: False: no policy has one. current: of the present policy; None: it has none.
     """
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._by_policy: dict[str, Guard] = {}
         self._policy = ""
-        self._asked_with_prompts = False
+        self._noted: tuple[bool | None, bool] = (None, False)  # permission of the next step; with prompts
         self.current: Guard | None = None
-        self.permission: bool | None = None
 
     def use(self, policy: str, *, is_guarded: bool, forget: bool) -> None:
         """Another policy decides from now on. forget: drop what was learned about all of them."""
@@ -80,27 +79,30 @@ class Guards:
         if self._enabled and is_guarded:
             self.current = self._by_policy.setdefault(policy, Guard())
 
-    def allow(self, num_decoding: int, *, prompts: bool) -> bool:
-        """Return whether the next step, of num_decoding sequences, may draft."""
-        if self.current is None:
-            return True
-        self.permission, self._asked_with_prompts = self.current.allows(num_decoding, prompts=prompts), prompts
-        return self.permission
+    def allows(self, num_decoding: int, *, prompts: bool) -> bool | None:
+        """Return whether the next step, of num_decoding sequences, may draft; None: there is no guard to ask."""
+        return None if self.current is None else self.current.allows(num_decoding, prompts=prompts)
 
-    def launched(self, plan: StepPlan, *, prompts: bool, plain_s: Callable[[], float]) -> GuardedStep | None:
+    def note(self, permission: bool | None, *, prompts: bool) -> None:
+        """Note the answer for the next step; None: it was not asked. The launch of that step takes it."""
+        self._noted = permission, prompts
+
+    def launched(
+        self, plan: StepPlan, plain_s: Callable[[StepPlan], float], *, prompts: bool
+    ) -> GuardedStep | None:
         """Tell the guard that the step begins. None: it was not asked about it.
 
         prompts: the step computes some. plain_s: predicts its seconds without drafts.
         """
-        allowed, self.permission = self.permission, None
-        if self.current is None or allowed is None or prompts != self._asked_with_prompts:
+        (allowed, with_prompts), self._noted = self._noted, (None, False)
+        if self.current is None or allowed is None or prompts != with_prompts:
             return None
         if plan.started and not prompts:
             return None  # all of a prompt but its last token was cached
         num_sequences = sum(plan.rows.samples)
         if not num_sequences:
             return None
-        guarded = GuardedStep(num_sequences=num_sequences, drafts=allowed, plain_s=plain_s(), prompts=prompts)
+        guarded = GuardedStep(num_sequences=num_sequences, drafts=allowed, plain_s=plain_s(plan), prompts=prompts)
         self.current.launched(guarded)
         return guarded
 

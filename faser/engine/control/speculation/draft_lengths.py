@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.native_acceptance import NativeAcceptance
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats, Ints
 
 
 class Objective:
@@ -174,6 +174,7 @@ def seconds_with_drafts(candidates: Candidates, lengths: Ints, objective: Object
     return costs.draft_s(lengths, candidates.sequences.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
 
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 CATCHUP_HORIZON = 64  # steps over which the time for missing draft KV is spread, at most
 _PAID_BACK = 0.5  # part of the remaining steps that must repay it: later, steps without drafts may be better
 
@@ -194,7 +195,7 @@ def text_drafts(candidates: Candidates, objective: Objective, least: Ints | None
     """candidates.limit, survival: lengths and survival of the drafts from text."""
     choice = best_prefixes(objective, candidates.survival, candidates.limit, least=least)
     worth = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(choice.lengths, axis=0)
-    return TextDrafts(rows=choice.lengths, worth=np.add.reduce(worth, axis=1), rate=choice.rate)
+    return TextDrafts(rows=choice.lengths, worth=worth.sum(axis=1), rate=choice.rate)
 
 
 def best_lengths(
@@ -217,8 +218,8 @@ def best_lengths(
     if text is None:
         seconds += costs.text_s(drafting[:, :1]) + objective.drafting_gap_s
     else:
-        rows += (np.add.reduce(text.rows) - np.add.accumulate(text.rows.take(order)))[:, None]
-        tokens += (np.add.reduce(text.worth) - np.add.accumulate(text.worth.take(order)))[:, None]
+        rows += (text.rows.sum() - np.add.accumulate(text.rows.take(order)))[:, None]
+        tokens += (text.worth.sum() - np.add.accumulate(text.worth.take(order)))[:, None]
     if np.count_nonzero(missing_s):
         seconds += np.add.accumulate(missing_s.take(order))[:, None]
     seconds += objective.verify_s(rows)
@@ -237,7 +238,7 @@ def _sequences_best_first(survival: Floats, limit: Ints, prices: Floats, text: T
     """Return the positions [S] by the gain of a whole draft of the model, less its price in tokens."""
     if len(limit) == 1:
         return np.zeros(1, dtype=np.int64)
-    gains = np.add.reduce(survival * upto(survival.shape[1]).take(limit, axis=0), axis=1) - prices
+    gains = (survival * upto(survival.shape[1]).take(limit, axis=0)).sum(axis=1) - prices
     if text is not None:
         gains -= text.worth
     return np.argsort(-gains, kind="stable")

@@ -28,12 +28,13 @@ from typing import NamedTuple
 import numpy as np
 
 from faser.config.speculation import DRAFT_METHODS, PASS_METHODS
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DrafterCheck
+from faser.types.arrays import Ints
 
 _log = logging.getLogger("faser.drafters")
 
 UPTIME, POSITION, PREFIX_HIT = "uptime", "position", "prefix_hit"
+# Reasoned, and varied in no filed run.
 _PIECE = 32  # drafts of an answer that are looked at together
 _LEAST_RECORD, _MOST_BORROWED = (
     16.0,
@@ -43,7 +44,7 @@ _KEPT = 0.99  # of a record after one more piece
 _SPREAD, _SPREAD_PIECES = 4.0, 8.0  # variance of a piece over that of a binomial one: at first, and its weight
 _ALLOWANCE = 0.75  # standard deviations a piece that may be missed for good
 _MOST_OF_ANSWER, _ALARM = 4.0, 14.0  # standard deviations that an answer may add, and that raise an alarm
-_LEAST_RATE = 0.05
+_LEAST_RATE = 0.05  # of acceptance, and its distance from 1: the variance must not vanish
 _LATEST, _LEAST_PIECES = 24, 3  # pieces that say what the cause is; with and without it
 _NUM_METHODS = len(DRAFT_METHODS)
 _Key = tuple[int, str, int]  # method, condition, and which position

@@ -14,7 +14,6 @@ are better, no sequence drafts with it, except for probes, which take a fixed sh
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import (
@@ -30,10 +29,12 @@ from faser.engine.control.speculation.draft_lengths import (
 from faser.engine.control.speculation.needs import needed_tokens
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Ints
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 SHARE = 0.004  # of the time that probing takes at most
-_FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
-PROBE_TOKENS = 2
+_FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps of a sequence between two probes
+PROBE_TOKENS = 2  # of a probe: the second one tells of depth
 _SAVED_STEPS = 400.0  # steps whose share the account holds at most
 _NO_WAIT = 0
 
@@ -114,7 +115,7 @@ class Probes:
         self._hope[slots] = hope
 
 
-_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # doubled: 0.93x and 0.98x. G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
 _BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
@@ -147,7 +148,7 @@ class Faser(Policy):
         return not self._costs.has_passes
 
     def row_price(self, candidates: Candidates) -> float:
-        return Objective(self._costs, candidates).least_row_price(int(np.add.reduce(candidates.limit)))
+        return Objective(self._costs, candidates).least_row_price(int(candidates.limit.sum()))
 
     def lengths(self, candidates: Candidates) -> Ints:
         if not self._costs.has_passes or not np.count_nonzero(candidates.limit):
@@ -182,7 +183,7 @@ class Faser(Policy):
         if not self._costs.has_passes or self._costs.in_blocks or not self._on or not self._stops:
             return None
         count, row_price = len(lengths), self._row_price
-        usual = float(np.add.reduce(candidates.survival[:, 1])) / count
+        usual = float(candidates.survival[:, 1].sum()) / count
         going = np.arange(1, count + 1)
         pass_prices = self._costs.pass_s(going) * (self._rate / usual)
         pass_prices += going * (row_price / usual - row_price)
@@ -218,7 +219,7 @@ class Faser(Policy):
         )
         if needed is not None and text is not None:
             by_model = candidates.survival[:, 1:] * upto(candidates.survival.shape[1] - 1).take(needed, axis=0)
-            needed = np.where(np.add.reduce(by_model, axis=1) > text.worth, needed, 0)
+            needed = np.where(by_model.sum(axis=1) > text.worth, needed, 0)
         self._stops = needed is None or not np.count_nonzero(needed > lengths)
         if needed is not None and not self._stops:
             return np.maximum(lengths, needed)

@@ -39,11 +39,13 @@ from math import isfinite
 
 from faser.types.statistics import PaidRatio, SpeculationBalance
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
+# What the guard costs and finds in long runs: results/guard-regret.json.
 RARE_STEPS = 4
 SHARE = 0.0015  # of the time that rare steps may cost
 MOST_COMMON = 255  # common steps for each rare one
 SURE, LEAST_GROUPS = 1.5, 1.9  # standard errors of the mean gain, and groups: two, the first of which has aged
-_OBVIOUS = 3.0
+_OBVIOUS = 3.0  # standard errors, from which on groups may grow eightfold at once, not twofold
 _NEAR = 32  # steps before and after the rare ones
 _FOLLOW = 0.1  # weight of a group in the tokens of a step without drafts, where these are not known
 _LEAST_SEEN = 3  # steps of each side: a step or two are under way when a group begins

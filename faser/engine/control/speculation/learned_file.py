@@ -52,7 +52,11 @@ class LearnedFile(Companion):
         try:
             write_atomically(self._path, json.dumps(content))
         except OSError as error:
-            _log.warning("what was learned about drafts is not kept: %s: %s", self._path, error.strerror or error)
+            _log.warning(
+                "draft statistics cannot be saved, so the next start begins without them: %s: %s",
+                self._path,
+                error.strerror or error,
+            )
 
     def _load(self) -> None:
         try:
@@ -65,4 +69,4 @@ class LearnedFile(Companion):
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             why = f"{type(error).__name__}: {error}"
-            _log.warning("what an earlier run learned about drafts is ignored: %s: %s", self._path, why)
+            _log.warning("ignoring the draft statistics of an earlier run: %s: %s", self._path, why)

@@ -6,15 +6,16 @@ from typing import NamedTuple
 import numpy as np
 
 from faser.config.speculation import DrafterInfo
-from faser.engine.contract.drafts import Floats
+from faser.types.arrays import Floats
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 CURVE_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more decided token
 _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
-_LEAST_CURVATURE = 0.02
-DEPTH_SCALE = 1 / 8
+_LEAST_CURVATURE = 0.02  # of the intercept, beside that of the data's spread: the matrix stays regular
+DEPTH_SCALE = 1 / 8  # of a token's depth: features of about one size learn alike
 LONGEST_STEP = 1.0  # logits: one odd step must not move the curve further
-LARGEST_MARGIN = 12.0
-EDGE = 0.01
+LARGEST_MARGIN = 12.0  # nats: beyond it a token is as sure as one can be
+EDGE = 0.01  # of a probability from 0 and 1, before its logarithm is taken
 _SHAPES = ((3,), (3, 3), (3, 3), (2,))
 
 

@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.control.speculation.draft_lengths import upto
 from faser.engine.control.speculation.policy import Candidates
+from faser.types.arrays import Ints
 
-HORIZON = 8  # steps
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
+HORIZON = 8  # steps within which a target must be met again
 FLOOR = 0.05  # survival of a token that a target may need
 
 

@@ -16,17 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Bools, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import FIRST_TEXT, NO_DRAFTS, Drafts, DraftTable
 from faser.engine.contract.plan import StepPlan, StepResult
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.engine.control.speculation.guard import Guard, GuardedStep
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel, ErrorTracker
+from faser.types.arrays import Bools, Floats, Ints
 from faser.types.statistics import RoleStats
 
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_INTERVAL = 4  # steps until the second choice of lengths, twice as many until the next
-_RARE_STEPS = 8
+_RARE_STEPS = 8  # of a group of its guard: with lanes a change of mode costs a step
 _SHORTEST = 2  # tokens of a draft: the first one says whether it stands, the others are the chunk to verify
 
 

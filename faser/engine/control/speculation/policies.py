@@ -20,12 +20,12 @@ from bisect import bisect_left
 import numpy as np
 
 from faser.config.speculation import POLICIES, SpeculationConfig
-from faser.engine.contract.drafts import Ints
 from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
 from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 
 
 def make_policy(config: SpeculationConfig, costs: CostModel, acceptance: Acceptance) -> Policy:
@@ -94,7 +94,7 @@ class Table(Policy):
         return np.minimum(candidates.limit, self._gammas[at])
 
 
-_SWITCH_ON = 1.10
+_SWITCH_ON = 1.10  # expected goodput with drafts over that without, from which on they begin
 
 
 class Goodput(Policy):

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
+from faser.types.arrays import Floats, Ints
 
 
 class DraftingSequences(NamedTuple):
@@ -60,6 +60,29 @@ class StepFacts:
     def mean_context(self) -> float:
         """Mean tokens in the cache of a sequence."""
         return self.kv_tokens / max(self.kv_sequences, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRows:
+    """The rows of a step in addition to those of the sequences that may draft.
+
+    rows: how many there are. sequences: how many of them bring a sequence its next token.
+    """
+
+    rows: int
+    sequences: int
+
+    @property
+    def has_prompts(self) -> bool:
+        return self.rows > self.sequences
+
+    def leave(self, budget: int, count: int) -> int:
+        """Return how many draft rows a step of `budget` rows has for each of count sequences.
+
+        Prompts keep what they need, or half of the spare rows.
+        """
+        spare = budget - count - self.sequences
+        return max(spare - min(self.rows - self.sequences, spare // 2), 0) // count
 
 
 @dataclass(slots=True)
@@ -143,8 +166,8 @@ class Policy(Protocol):
         text. The default takes the draft with the most expected tokens.
         """
         within = np.arange(candidates.survival.shape[1] - 1) < candidates.limit[:, None]
-        by_model = np.add.reduce(candidates.survival[:, 1:] * within, axis=1)
-        return np.where(by_model > np.add.reduce(by_text.survival[:, 1:], axis=1), candidates.limit, 0)
+        by_model = (candidates.survival[:, 1:] * within).sum(axis=1)
+        return np.where(by_model > by_text.survival[:, 1:].sum(axis=1), candidates.limit, 0)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
         """When a drafter that needs a pass per token stops short of lengths; None: never."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.clock import Clock
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.overlap import Frontiers
-from faser.engine.control.speculation.policy import Candidates
+from faser.engine.control.speculation.policy import Candidates, DraftingSequences, OtherRows, StepFacts
+from faser.types.arrays import Floats, Ints
 
+# Reasoned, not fitted: how throughput changes with each halved or doubled is in results/control-constants.json.
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 12, 6  # a decision for 12 sequences serves 2 steps, for 60 it serves 6
 _LOOK_UP_STEPS = 4  # that a decision to look up drafts serves, whatever the number of sequences
@@ -208,6 +209,28 @@ class SpeculationState:
         elapsed, tokens = now - self._since_s[slots], known - self._since_tokens[slots]
         return members.lacking + (elapsed * members.wanted_per_s - tokens), members.wanted_per_s
 
+    def candidates(
+        self,
+        batch: Batch,
+        limit: Ints,
+        survival: Floats,
+        others: OtherRows,
+        *,
+        missing_kv: Ints,
+        expected: Ints,
+        since: int = 1,
+    ) -> Candidates:
+        """Return the policy's input. Arguments as in its parts; batch: the one that `batch` returned last."""
+        facts = StepFacts(
+            other_rows=others.rows,
+            other_sequences=others.sequences,
+            kv_tokens=batch.kv_tokens,
+            kv_sequences=len(batch.slots),
+            since=since,
+        )
+        sequences = DraftingSequences(batch.slots, *self.lacking(batch), missing_kv, expected)
+        return Candidates(sequences, limit, survival, facts)
+
     @property
     def have_targets(self) -> bool:
         """Some sequence of the last batch has a target."""
@@ -248,11 +271,11 @@ class SpeculationState:
         self._decision = None
         if not self._steps_left:
             return
-        usual = round(int(np.add.reduce(lengths)) / count)
+        usual = round(int(lengths.sum()) / count)
         by_slot = np.full(self._num_slots, usual, dtype=np.int64)
         by_slot[candidates.slots] = lengths
         survival = np.empty((self._num_slots, self._cap + 1))
-        survival[:] = np.add.reduce(candidates.survival, axis=0) / count
+        survival[:] = candidates.survival.sum(axis=0) / count
         survival[candidates.slots] = candidates.survival
         self._decision = CachedDecision(
             survival=survival,

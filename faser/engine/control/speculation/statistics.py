@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import Bools, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import DraftTable
 from faser.engine.contract.step_times import Role
 from faser.engine.control.speculation.drafter_watch import DrafterWatch
 from faser.engine.control.step_cost import ErrorTracker
 from faser.types.answer import SpeculationSummary
+from faser.types.arrays import Bools, Floats, Ints
 from faser.types.request import DEFAULT_CLASS
 from faser.types.statistics import (
     MethodStats,

@@ -3,20 +3,18 @@
 SpeculationControl.decide makes it, the scheduler passes it on, and `learn` consumes it. It estimates nothing.
 """
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable
 from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.contract.plan import DraftPlan, StopRule
-from faser.engine.control.speculation.acceptance import (
-    Acceptance,
-)
+from faser.engine.control.sequence import Sequence
+from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.policy import Candidates
+from faser.types.arrays import Floats, Ints
 
-_BONUS = np.array(1)  # token of a step after the accepted ones
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
 _NO_SURVIVAL: Floats = np.zeros((0, 1))
 _NO_PLAN = DraftPlan(step=0, width=0, requests=())
@@ -28,7 +26,7 @@ class StepDrafts:
     """Drafts of one step, from the decision to what was verified: see the module.
 
     S sequences draft. By the decision:
-    chosen: positions of these sequences among those that might have drafted.
+    sequences: which these are.
     lengths: [S] tokens that each is asked for, at least 1.
     candidates: these sequences as the policy saw them.
     stop: when a model's drafts end sooner.
@@ -50,7 +48,7 @@ class StepDrafts:
     kept: [S] tokens that are verified.
     """
 
-    chosen: Many[int]
+    sequences: list[Sequence]
     lengths: Ints
     candidates: Candidates
     stop: StopRule | None = None
@@ -83,7 +81,7 @@ class StepDrafts:
 
     def narrow(self, at: Ints) -> None:
         """Keep the drafts of these sequences: the others have ended since the decision."""
-        self.at, self.chosen = at, [self.chosen[i] for i in at.tolist()]
+        self.at, self.sequences = at, [self.sequences[i] for i in at.tolist()]
         self.lengths, self.candidates = self.lengths[at], self.candidates.take(at)
 
     def take_text(self, answer: Drafts, acceptance: Acceptance, *, notes: bool, row_price: float = 0.0) -> None:
@@ -134,7 +132,7 @@ class StepDrafts:
         self.drafts = replace(answer, table=answer.table.take(self.at))
 
     def verified(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the draft tokens that the step verifies, if any, each with its index in chosen."""
+        """Return the draft tokens that the step verifies, if any, each with its index in sequences."""
         first, verifying = self.num_decided, self.kept.nonzero()[0]
         if not len(verifying):
             return []

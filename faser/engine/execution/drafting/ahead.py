@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, DraftProgress
 from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_by_runner
@@ -27,6 +26,7 @@ from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.passes_ahead import FollowedDrafts
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.kernels.interface.drafting import StepMatch
+from faser.types.arrays import Ints
 
 _PASSES_TO_STOP = 2  # that are launched where a rule may end drafts: one runs while the host reads the other
 

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable, Ints
+from faser.engine.contract.drafts import NO_DRAFTS, Drafts, DraftTable
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,24 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """The slot is free. The drafter may remember the text of the sequence, but nothing by its slot."""
         ...
+
+
+class NoDrafter:
+    """Stands in for a Drafter in an engine that has none: it is told of sequences, and never asked for drafts."""
+
+    drafts_overlapped = False
+
+    def start(self, start: SequenceStart) -> None:
+        """Nothing is remembered of a sequence."""
+
+    def propose(self, plan: DraftPlan, _: Callable[[], bool] | None = None, /) -> Proposals:
+        raise AssertionError(f"drafts are asked for before step {plan.step}; this engine has no drafter")
+
+    def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Nothing is remembered of tokens."""
+
+    def release(self, slot: int) -> None:
+        """Nothing was remembered by slot."""
 
 
 def by_slot(

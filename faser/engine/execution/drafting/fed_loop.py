@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
@@ -38,6 +37,7 @@ from faser.engine.execution.drafting.samplers import PointMassSampler, drafted_b
 from faser.engine.execution.runner.batch import ContinuedDrafts, TokenFeedback
 from faser.engine.execution.sampling.tokens import PendingTokens
 from faser.kernels.interface.sampling import SamplingMetadata
+from faser.types.arrays import Ints
 
 
 class FedPassLoop:

@@ -40,6 +40,16 @@ class StatePiece:
         return np.full(self.count, UNKNOWN) if self.row == UNKNOWN else np.arange(self.row, self.row + self.count)
 
 
+class NoHiddenStates:
+    """Stands in for HiddenStates where no head reads what the target computes."""
+
+    def wants(self, _: Sequence[int]) -> bool:
+        return False
+
+    def take_in(self, *_: object) -> None:
+        """No state is kept."""
+
+
 class HiddenStates:
     """States that the target handed over for a head to read: rows by slot and position.
 

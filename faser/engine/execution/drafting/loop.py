@@ -13,14 +13,14 @@ numbers depend, and its row a place in the cache of the model that drafts; they 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.drafts import NO_TOKEN, DraftTable, Ints, empty_table
+from faser.engine.contract.drafts import DraftTable, empty_table
 from faser.engine.contract.plan import DraftPlan, StopRule
 from faser.engine.execution.drafting.head_memory import StatePiece
 from faser.engine.execution.drafting.samplers import DraftRows, DraftSampler, DraftTokens
@@ -28,6 +28,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedb
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.blocks import DraftedTokens
 from faser.kernels.interface.shapes import RowLayout
+from faser.types.arrays import NO_TOKEN, Ints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +76,11 @@ class DraftBatch:
             table.token_ids[at, :width] = self.token_ids
             table.confidences[at, :width] = self.margins
         return table
+
+
+def on_host(values: Tensor) -> NDArray[Any]:
+    """Return the values where the host reads them; waits for a device."""
+    return values.numpy(force=True)
 
 
 def no_drafts() -> DraftBatch:

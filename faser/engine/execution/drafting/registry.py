@@ -5,9 +5,9 @@ write its file, its row in config/speculation.py and its row here, and describe 
 """
 
 import ctypes
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, TEXT_METHODS, SpeculationConfig
@@ -23,6 +23,7 @@ from faser.engine.execution.drafting.head_memory import HeadCache, HiddenStates
 from faser.engine.execution.drafting.heads.assistant import AssistantDrafter, AssistantHead
 from faser.engine.execution.drafting.heads.decoder import HeadModelLoop, HeadModelPasses, StateReader
 from faser.engine.execution.drafting.heads.head import Head, HeadDrafter, HeadLoop, HeadRunner
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE
 from faser.engine.execution.drafting.loop import DraftLoop, ModelPasses, PassLoop
 from faser.engine.execution.drafting.samplers import (
     DraftSampler,
@@ -43,8 +44,6 @@ from faser.kernels.cpu.text_index import UNLIMITED, text_library
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.types.engine import ProgressCallback
-
-_log = logging.getLogger("faser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +112,11 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def text_drafters(config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts) -> list[Drafter]:
-    """Those of these methods that there are: with method auto some may be missing."""
+    """Return the drafters of these methods; a grammar's and an n-gram model's may be missing."""
     found: list[Drafter] = []
-    for answered, make in TEXT_DRAFTERS.items():
-        own = [method for method in answered if method in methods]
-        if own and (drafter := make(config, own, parts, not found)) is not None:
+    for row in TEXT_DRAFTERS:
+        own = [method for method in row.methods if method in methods]
+        if own and (drafter := row.make(config, own, parts)) is not None:
             found.append(drafter)
     return found
 
@@ -150,7 +149,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         assert isinstance(runner, HeadRunner), "an assistant has no other runner"
         return AssistantDrafter(runner, parts.table, states, sampler, method)
     cache = HeadCache(parts.table, num_blocks=found.kv.num_blocks, block_size=found.kv.block_size)
-    predicts, vocabulary = _point_masses(sampler), None
+    predicts = _point_masses(sampler)
+    vocabulary = WHOLE
     loop: BlockLoop | HeadLoop | HeadModelLoop
     if isinstance(runner, BlockRunner):
         loop = BlockLoop(runner, cache.table, states, sampler, max_rows=max_rows, predicts=predicts)
@@ -168,10 +168,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     return HeadDrafter(loop, states, cache, method, trained=trained, vocabulary=vocabulary)
 
 
-def _lookup(
-    config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts, _alone: bool
-) -> Drafter | None:
-    """None with method auto where the native index cannot be built, or where there is nothing to look up."""
+def _lookup(config: SpeculationConfig, methods: Sequence[str], parts: DrafterParts) -> Drafter | None:
+    """Return the look-up, or None where there is nothing to look up. ConfigError: there is no native index."""
     if parts.ngram_model is None:
         methods = [method for method in methods if method != "ngram_model"]
     if not methods:
@@ -179,23 +177,18 @@ def _lookup(
     try:
         library = parts.load_index()
     except ConfigError as error:
-        if config.method != AUTO:
-            raise ConfigError(f"method {config.method} needs the native index of texts: {error}") from error
-        _log.warning("drafts are not looked up in text, which needs the native index of texts: %s", error)
-        return None
+        raise ConfigError(f"method {config.method} needs the native index of texts: {error}") from error
     ngrams = None
     if parts.ngram_model is not None and "ngram_model" in methods:
         ngrams = ngram_table(library, parts.ngram_model)
     return LookupDrafter(library, text_rules(config, methods, ngrams, max_bytes=parts.text_index_bytes))
 
 
-def _grammar(
-    config: SpeculationConfig, _methods: Sequence[str], parts: DrafterParts, alone: bool
-) -> Drafter | None:
-    """None where no answer has a structure."""
+def _grammar(config: SpeculationConfig, _methods: Sequence[str], parts: DrafterParts) -> Drafter | None:
+    """Return None where no answer has a structure. With method auto the look-up drafts for every request."""
     if parts.matchers is None:
         return None
-    return GrammarDrafter(parts.matchers, cap=config.cap, alone=alone)
+    return GrammarDrafter(parts.matchers, cap=config.cap, alone=config.method != AUTO)
 
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
@@ -205,13 +198,20 @@ MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] 
     "dflash": _head,
     "dspark": _head,
 }
-# By all the methods that one drafter answers for, in the order of its drafts. alone: no other one is before it.
-TEXT_DRAFTERS: dict[
-    tuple[str, ...], Callable[[SpeculationConfig, Sequence[str], DrafterParts, bool], Drafter | None]
-] = {
-    ("suffix", "ngram", "ngram_model"): _lookup,
-    ("grammar",): _grammar,
-}
+
+
+class TextDrafter(NamedTuple):
+    """A drafter from text. methods: it answers for all of these. make: given those of them that are wanted."""
+
+    methods: tuple[str, ...]
+    make: Callable[[SpeculationConfig, Sequence[str], DrafterParts], Drafter | None]
+
+
+# In the order of their drafts.
+TEXT_DRAFTERS = (
+    TextDrafter(("suffix", "ngram", "ngram_model"), _lookup),
+    TextDrafter(("grammar",), _grammar),
+)
 
 
 def _draft_sampler(

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from faser.engine.contract.drafts import NO_TOKEN, Ints, empty_table
+from faser.engine.contract.drafts import empty_table
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals
+from faser.types.arrays import NO_TOKEN, Ints
 
 METHOD = "suffix"  # its confidence is an estimated probability, and the policy takes it for a look-up
 

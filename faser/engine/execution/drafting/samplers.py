@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import draw
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels, race
+from faser.engine.execution.sampling.kernels import TORCH_SAMPLING, race
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words
 from faser.engine.execution.sampling.tokens import SampledTokens, draft_on_host
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
+from faser.optional import or_else
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information
 _WITHOUT_NUMBERS = 0  # the draft token where logits are not numbers: one is as good as another
@@ -69,7 +71,7 @@ class DraftSampler(Protocol):
         ...
 
 
-def draft_tokens(token_ids: Ints, margins: Reals) -> DraftTokens:
+def draft_tokens(token_ids: Ints, margins: Floats) -> DraftTokens:
     """Point masses. token_ids, margins: as SamplingKernels gives them, NO_TOKEN and infinities among them."""
     return DraftTokens(
         token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS),
@@ -85,10 +87,16 @@ def drafted_by_runner(sampled: SampledTokens) -> DraftTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAhead:
-    """Numbers by which the tokens of S drafts are predicted: sequences' metadata, and random words [S, width]."""
+    """Numbers by which the tokens of S drafts are predicted: sequences' metadata, and random words [S, width].
 
-    metadata: SamplingMetadata
-    noise: Words
+    None: every token is the most likely one.
+    """
+
+    metadata: SamplingMetadata | None = None
+    noise: Words | None = None
+
+
+_MOST_LIKELY = TokensAhead()
 
 
 class PointMassSampler(DraftSampler, Protocol):
@@ -98,8 +106,8 @@ class PointMassSampler(DraftSampler, Protocol):
         """Return what a runner needs to draft tokens at these positions of these slots. positions: not copied."""
         ...
 
-    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
-        """For drafts of up to `width` tokens. None: every token is the most likely one."""
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead:
+        """For drafts of up to `width` tokens."""
         ...
 
 
@@ -109,7 +117,7 @@ class GreedyDraftSampler:
     draws = False
 
     def __init__(self, kernels: SamplingKernels | None = None) -> None:
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, _rows: DraftRows, _ids: Ints | None = None) -> DraftTokens:
         return draft_tokens(*draft_on_host(self._kernels, logits, None))
@@ -117,8 +125,8 @@ class GreedyDraftSampler:
     def metadata(self, _slots: Ints, positions: Ints) -> SamplingMetadata:
         return SamplingMetadata.greedy(positions)
 
-    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
-        return
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> TokensAhead:
+        return _MOST_LIKELY
 
 
 class SampleAndMatchDraftSampler:
@@ -139,7 +147,7 @@ class SampleAndMatchDraftSampler:
 
     def __init__(self, state: SamplingState, *, kernels: SamplingKernels | None = None) -> None:
         self._state = state
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         metadata = self.metadata(rows.slots, rows.positions) if self._state.any_random(rows.slots) else None
@@ -148,9 +156,9 @@ class SampleAndMatchDraftSampler:
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return self._state.metadata(slots, positions)
 
-    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead:
         if not self._state.any_random(slots):
-            return None
+            return _MOST_LIKELY
         positions = (draft_starts[:, None] + np.arange(width)).ravel()
         seeds = np.repeat(self._state.seed[slots], width)
         noise = noise_words(seeds, positions, Purpose.TOKEN, generate=self._kernels.philox)
@@ -169,7 +177,7 @@ class ProbabilisticDraftSampler:
 
     def __init__(self, state: SamplingState, *, kernels: SamplingKernels | None = None) -> None:
         self._state = state
-        self._kernels = TorchSamplingKernels() if kernels is None else kernels
+        self._kernels = or_else(kernels, TORCH_SAMPLING)
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Ints | None = None) -> DraftTokens:
         token_ids, margins = self._kernels.best_and_margin(logits)

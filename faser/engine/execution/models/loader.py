@@ -228,7 +228,7 @@ def _mxfp4_form(
 ) -> CheckpointForm:
     """The experts as they are stored; all other products are floats."""
     if not isinstance(source, StackedSource):
-        raise ConfigError(f"{directory} is quantised (mxfp4), which is read of gpt-oss alone")
+        raise ConfigError(f"{directory} is quantised (mxfp4), which is supported for gpt-oss only")
     if quantization == "none":
         return CheckpointForm(source=source)
     if not backend.has_low_bit:

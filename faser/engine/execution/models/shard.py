@@ -23,11 +23,12 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.tensors import Ints, Shape
+from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.types.arrays import Ints
 
 QuantisedRows = TypeVar("QuantisedRows", Fp8Rows, LowBitRows)
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import MOST_EXPERTS, StackedExperts
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
-from faser.kernels.interface.low_bit.formats import Bytes
 from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
+from faser.types.arrays import Bytes
 
 _STACKED = re.compile(r"(.*\.)experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
 _OF_GRANITE = re.compile(r"(.*\.block_sparse_moe\.)(input_linear|output_linear)(\.weight)")

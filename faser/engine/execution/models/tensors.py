@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from faser.engine.checkpoints.families.architecture import (
     AttentionSpec,
@@ -17,9 +16,9 @@ from faser.engine.checkpoints.families.architecture import (
     LayerSpec,
     ShortConvSpec,
 )
+from faser.types.arrays import Ints
 
 Shape = tuple[int, ...]
-Ints = NDArray[np.int64]
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"  # unless the names of a spec say otherwise

@@ -25,12 +25,12 @@ from faser.engine.checkpoints.families.architecture import (
     TensorNames,
 )
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.tensors import Ints
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
 from faser.kernels.interface.low_bit.rows import LowBitRows, can_stack, stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.arrays import Ints
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the dtype of the activations
 StoredRows = Callable[[str], Fp8Rows | None]  # a quantised tensor as it is stored; None: it is not quantised
@@ -182,7 +182,7 @@ def pack_weights(
     products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
     quantised here: their rows are looked up, and an error of the head goes into the tokens directly. blocks: gives
     low-bit weights, embedding and head included, which are packed as they are; a product of which one part is
-    none, or whose parts take their inputs in several orders, is dequantised. shapes: of the tensors that source
+    none, or whose parts have different act-order permutations, is dequantised. shapes: of the tensors that source
     gives; None: those of the spec.
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before

@@ -22,6 +22,7 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.lanes import CudaLaneDevice, GreenContextError, GreenDriver, LaneDevice, open_green_driver
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import DeviceLane, LaneError
+from faser.optional import present
 
 T = TypeVar("T")
 
@@ -162,8 +163,8 @@ def device_lanes_of(partition: Partition) -> DeviceLanes:
     if draft_lanes:
         partition.resize(share_before)
     return DeviceLanes(
-        draft=tuple(each.device_lane for each in draft_lanes if each.device_lane is not None),
-        verify=tuple(each.device_lane for each in verify_lanes if each.device_lane is not None),
+        draft=tuple(present(each.device_lane for each in draft_lanes)),
+        verify=tuple(present(each.device_lane for each in verify_lanes)),
     )
 
 

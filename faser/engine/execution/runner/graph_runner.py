@@ -22,6 +22,7 @@ from faser.engine.execution.runner.graphs import GraphInputs, GraphParts, StateI
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.passes_ahead import FollowedDrafts, PassesAhead, StepMatcher
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.runner.state_cache import StateCache
 from faser.engine.execution.sampling.rows import DraftLayout
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
@@ -60,7 +61,7 @@ class GraphRunner(Runner):
     ) -> None:
         super().__init__(decoder, backend, kv, token_sampler, states)
         self._state_inputs = None
-        if self._states is not None:
+        if isinstance(self._states, StateCache):
             self._state_inputs = StateInputs(capture, self._states.states, sizes.max_sequences)
         self._most_graph_rows = sizes.rows[-1]
         self._device_sampler = token_sampler
@@ -68,7 +69,7 @@ class GraphRunner(Runner):
         self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
         self._matcher = StepMatcher(capture, token_sampler)
         self._passes = PassesAhead(capture, self._inputs, token_sampler, max_logit_rows)
-        self._followed: tuple[int, TruncationFlags] | None = None  # drafts of the passes ahead, and their flags
+        self._followed: tuple[int, TruncationFlags]  # drafts of the passes ahead, and their flags
         parts = GraphParts(
             decoder=decoder,
             cache=self._cache,
@@ -87,6 +88,7 @@ class GraphRunner(Runner):
         _capture([(None, whole)], drafts, STAGE, report)
         _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
+        self._no_graphs = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)  # of another lane
         if drafts and (plan := whole.smallest_plan) is not None:
             nothing = np.zeros(1, dtype=np.int64)
             self._passes.rehearse(plan, self.match(DraftLayout.plain(nothing, nothing), nothing - 1, nothing))
@@ -102,26 +104,24 @@ class GraphRunner(Runner):
 
     def rows_replayed(self, batch: RowBatch) -> int | None:
         """The rows of the graph that a forward would replay; None: it would run eagerly."""
-        graphs = self._graphs
-        backbone = None if graphs is None else graphs.backbone(batch)
+        backbone = self._graphs.backbone(batch)
         return None if backbone is None else backbone.batch_size.rows
 
     def forward(self, batch: RowBatch) -> None:
         graphs = self._graphs
-        backbone = None if graphs is None else graphs.backbone(batch)
-        if graphs is None or backbone is None:
+        backbone = graphs.backbone(batch)
+        if backbone is None:
             super().forward(batch)
             return
         self._inputs.send(batch, self._device_sampler)
-        if self._states is not None and self._state_inputs is not None:
-            self._state_inputs.send(self._states.begin(batch.layout))
+        state_step = self._states.begin(batch.layout)
+        if self._state_inputs is not None and state_step is not None:
+            self._state_inputs.send(state_step)
         graphs.run(backbone, batch.layout)
         self._replayed(batch.num_rows)
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
-        assert self._hidden is not None, "logits before forward"
-        graphs = self._graphs
-        graph = None if graphs is None else graphs.lm_head(len(rows))
+        graph = self._graphs.lm_head(len(rows))
         if graph is None:
             return super().logits(rows)
         numbers = self._logit_rows.host()
@@ -131,8 +131,8 @@ class GraphRunner(Runner):
         return self._decoder.logit_rows[: len(rows)]
 
     def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
-        flags, graphs = requests.truncation_flags, self._graphs
-        graph = None if graphs is None else graphs.sampler(len(logits), flags)
+        flags = requests.truncation_flags
+        graph = self._graphs.sampler(len(logits), flags)
         if graph is None:
             return self._device_sampler.take(logits, requests)
         self._device_sampler.send(requests, flags)
@@ -140,8 +140,8 @@ class GraphRunner(Runner):
         return self._device_sampler.taken(len(logits))
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        flags, graphs = requests.truncation_flags, self._graphs
-        if graphs is None or graphs.draft_sampler(len(rows), flags) is None:
+        flags = requests.truncation_flags
+        if self._graphs.draft_sampler(len(rows), flags) is None:
             return self._device_sampler.draft(self.logits(rows), requests)
         self._device_sampler.send(requests, flags)
         return self._sample_sent(rows, flags)
@@ -169,12 +169,11 @@ class GraphRunner(Runner):
 
         None: only replayed steps can be followed, and there is no graph for this one.
         """
-        flags, graphs = drafts.requests.truncation_flags, self._graphs
-        count = len(drafts.slots)
-        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
+        flags, count = drafts.requests.truncation_flags, len(drafts.slots)
+        if not self._may_follow(count, flags):
             return None
         self._device_sampler.send(drafts.requests, flags)
-        rows = self._passes.begin(drafts, table, graphs)
+        rows = self._passes.begin(drafts, table, self._graphs)
         if rows is None:
             return None
         self._followed = count, flags
@@ -182,17 +181,18 @@ class GraphRunner(Runner):
         return self._sample_sent(rows, flags)
 
     def continue_drafts(self, drafts: ContinuedDrafts, table: BlockTable) -> bool:
-        flags, graphs, count = drafts.requests.truncation_flags, self._graphs, len(drafts.slots)
-        if graphs is None or self._states is not None or graphs.draft_sampler(count, flags) is None:
-            return False
-        if not self._passes.continue_from(drafts, table, graphs):
+        flags, count = drafts.requests.truncation_flags, len(drafts.slots)
+        if not self._may_follow(count, flags) or not self._passes.continue_from(drafts, table, self._graphs):
             return False
         self._followed = count, flags
         return True
 
+    def _may_follow(self, count: int, flags: TruncationFlags) -> bool:
+        """Return whether passes ahead can run: a graph samples their drafts, and there are no states to move."""
+        return self._state_inputs is None and self._graphs.draft_sampler(count, flags) is not None
+
     def follow_on(self) -> PendingTokens:
         """Launch the next pass of these drafts."""
-        assert self._followed is not None, "nothing is followed"
         count, flags = self._followed
         self._passes.go_on()
         self._replayed(count)
@@ -205,15 +205,15 @@ class GraphRunner(Runner):
     def _sample_sent(self, rows: NDArray[np.int64], flags: TruncationFlags) -> PendingTokens:
         """Sample drafts by a graph, as the requests ask that were sent last."""
         self.logits(rows)
-        graph = None if self._graphs is None else self._graphs.draft_sampler(len(rows), flags)
+        graph = self._graphs.draft_sampler(len(rows), flags)
         assert graph is not None, f"no graph samples {len(rows)} drafts"
         graph.replay()
         return self._device_sampler.drafted(len(rows))
 
     @property
-    def _graphs(self) -> StepGraphs | None:
+    def _graphs(self) -> StepGraphs:
         """The graphs of the backend's current lane."""
-        return self._graphs_by_lane.get(self._backend.lane)
+        return self._graphs_by_lane.get(self._backend.lane, self._no_graphs)
 
 
 def _capture(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.kernels.interface.graph_capture import GraphBatchSize
+from faser.optional import present
 
 _BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
 _WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
@@ -145,16 +146,14 @@ class StepSizes:
         counts: rows of each sequence.
         """
         rows, sequences, most = int(counts.sum()), len(counts), int(counts.max())
-        single = self._single.fitting(rows, sequences) if most == 1 else None
-        if single is not None:
+        if most == 1 and (single := self._single.fitting(rows, sequences)) is not None:
             return single
         index = next(
             (index for tile, index in self._several if tile is None or most <= tile), self._several[-1][1]
         )
-        several = index.fitting(rows, sequences)
-        uniform = self._uniform.get(most) if rows == most * sequences else None
-        found = None if uniform is None else uniform.fitting(rows, sequences)
-        return found if found is not None and (several is None or found.rows <= several.rows) else several
+        kinds = [self._uniform[most]] if most in self._uniform and rows == most * sequences else []
+        found = present(each.fitting(rows, sequences) for each in (*kinds, index))
+        return min(found, key=lambda size: size.rows, default=None)
 
 
 class BatchSizeIndex:
@@ -183,3 +182,8 @@ def next_size(sizes: tuple[int, ...], count: int) -> int | None:
     """The smallest of these ascending sizes that is at least count."""
     at = bisect_left(sizes, count)
     return sizes[at] if at < len(sizes) else None
+
+
+def size_for(sizes: tuple[int, ...], count: int) -> int:
+    """Return the smallest of these ascending sizes that is at least count, which is at most the largest."""
+    return sizes[bisect_left(sizes, count)]

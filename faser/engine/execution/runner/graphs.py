@@ -26,6 +26,7 @@ from faser.kernels.interface.delta_net import NUMBERS, States, StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import maybe
 
 _NO_SEQUENCE = np.array((0, 0, 0, 0, 0, 1 << 40))  # of StateStep.numbers: it has no row, and no row is behind it
 _MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
@@ -122,7 +123,10 @@ class BackboneGraph:
 
 
 class StepGraphs:
-    """capture: of this lane, used by nothing else. max_logit_rows: most rows whose logits are computed at once."""
+    """The graphs of one lane; before `capture_all` there are none, and no step fits one.
+
+    capture: of this lane, used by nothing else. max_logit_rows: most rows whose logits are computed at once.
+    """
 
     def __init__(
         self, parts: GraphParts, capture: GraphCapture, sizes: GraphSizes, *, max_logit_rows: int
@@ -132,15 +136,16 @@ class StepGraphs:
         self._sizes = sizes
         self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
         self._step_sizes = StepSizes(sizes)
-        self._backbones: dict[GraphBatchSize, BackboneGraph] = {}
-        self._lm_heads: dict[int, CapturedGraph] = {}
-        self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
-        self._draft_samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
+        # By the size that a step is padded to; no graph is of the size None, of steps that fit no size.
+        self._backbones: dict[GraphBatchSize | None, BackboneGraph] = {}
+        self._lm_heads: dict[int | None, CapturedGraph] = {}
+        self._samplers: dict[tuple[int | None, TruncationFlags], CapturedGraph] = {}
+        self._draft_samplers: dict[tuple[int | None, TruncationFlags], CapturedGraph] = {}
 
     @property
     def smallest_plan(self) -> AttentionPlan | None:
         """Return that of the smallest graph in which each sequence has one row; None: there is none such."""
-        found = [each for size, each in self._backbones.items() if size.one_row_each]
+        found = [each for each in self._backbones.values() if each.batch_size.one_row_each]
         return min(found, key=lambda each: each.batch_size.rows).plan if found else None
 
     @property
@@ -164,7 +169,7 @@ class StepGraphs:
         """
         counts = np.diff(batch.layout.query_start.numpy())
         batch_size = self._step_sizes.fitting(counts)
-        backbone = None if batch_size is None else self._backbones.get(batch_size)
+        backbone = self._backbones.get(batch_size)
         if (
             backbone is None
             or _rereads_prompts(backbone.batch_size, counts, batch.layout)
@@ -178,16 +183,13 @@ class StepGraphs:
         backbone.graph.replay()
 
     def lm_head(self, num_rows: int) -> CapturedGraph | None:
-        size = next_size(self._logit_sizes, num_rows)
-        return None if size is None else self._lm_heads[size]
+        return self._lm_heads.get(next_size(self._logit_sizes, num_rows))
 
     def sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
-        size = next_size(self._logit_sizes, num_rows)
-        return None if size is None else self._samplers.get((size, flags))
+        return self._samplers.get((next_size(self._logit_sizes, num_rows), flags))
 
     def draft_sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
-        size = next_size(self._logit_sizes, num_rows)
-        return None if size is None else self._draft_samplers.get((size, flags))
+        return self._draft_samplers.get((next_size(self._logit_sizes, num_rows), flags))
 
     def capture_all(self, drafts: bool, progress: Callable[[], None]) -> None:
         """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
@@ -206,8 +208,7 @@ class StepGraphs:
         )
         plan = self._capture.plan(batch_size, parts.block_size, max_blocks)
 
-        states = parts.state_inputs
-        state_step = None if states is None else states.read(batch_size.sequences)
+        state_step = maybe(lambda states: states.read(batch_size.sequences), parts.state_inputs)
 
         def run() -> None:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Bytes = NDArray[np.uint8]
+from faser.types.arrays import Bytes
 
 
 class RunnerMemory:

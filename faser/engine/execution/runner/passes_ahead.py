@@ -23,8 +23,8 @@ from faser.kernels.interface.drafting import FollowedRows, StepMatch
 from faser.kernels.interface.graph_capture import GraphCapture, StagingBuffer
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan
-
-Ints = NDArray[np.int64]
+from faser.optional import or_else
+from faser.types.arrays import Ints
 
 _LINE = 2  # numbers; arrays begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
 
@@ -49,7 +49,7 @@ class StepMatcher:
         numbers, sent = self._staging.host().reshape(4, -1), self._staging.device.view(4, -1)
         numbers[0, :rows], numbers[1, :sequences], numbers[2, :sequences] = drafted, layout.first, known
         numbers[1, sequences] = rows
-        numbers[3, :rows] = -1 if decided is None else decided
+        numbers[3, :rows] = or_else(decided, -1)
         self._staging.send()
         step = StepMatch(
             sampled=self._sampler.tokens[:rows],
@@ -86,6 +86,10 @@ class FollowedDrafts:
 class PassesAhead:
     """First begin or continue_from, then any number of further passes. width: most drafts."""
 
+    # Of the passes that were prepared last:
+    _rows: FollowedRows
+    _following: BackboneGraph
+
     def __init__(
         self, capture: GraphCapture, inputs: GraphInputs, sampler: DeviceTokenSampler, width: int
     ) -> None:
@@ -95,8 +99,6 @@ class PassesAhead:
         self._width = width
         self._numbers: StagingBuffer = capture.staging_buffer(1 + 3 * width, torch.int64)
         self._lengths = torch.zeros(width, dtype=torch.int64, device=sampler.tokens.device)
-        self._rows: FollowedRows | None = None
-        self._following: BackboneGraph | None = None
 
     def begin(self, drafts: FollowedDrafts, table: BlockTable, graphs: StepGraphs) -> Ints | None:
         """Launch the first pass up to its hidden states; returns the rows that the drafts continue.
@@ -159,8 +161,6 @@ class PassesAhead:
 
     def go_on(self) -> None:
         """Launch the next pass up to its hidden states: over the tokens that the last one has sampled."""
-        assert self._following is not None, "no pass to follow"
-        assert self._rows is not None
         self._capture.advance(self._following.plan, self._rows, None)
         self._following.graph.replay()
 
@@ -173,7 +173,6 @@ class PassesAhead:
         )
 
     def _start(self, backbone: BackboneGraph, batch: RowBatch, step: StepMatch) -> None:
-        assert self._rows is not None
         self._inputs.send(batch, self._sampler)
         self._capture.update_plan(backbone.plan, batch.layout)
         self._capture.advance(backbone.plan, self._rows, step)

@@ -19,46 +19,82 @@ from torch import Tensor
 from faser.engine.execution.runner.batch import BlockTable, ContinuedDrafts, RowBatch
 from faser.engine.execution.runner.kv_memory import RunnerMemory
 from faser.engine.execution.runner.model import RunnableModel
-from faser.engine.execution.runner.state_cache import StateCache
-from faser.engine.execution.sampling.tokens import PendingTokens, TokenSampler
+from faser.engine.execution.runner.state_cache import NoStates, StateCache
+from faser.engine.execution.sampling.tokens import LOGITS_ONLY, PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateShape, StateStep
 from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
 from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import or_else
 
 _Done = TypeVar("_Done")
 _LEAST_NUMBERS = 64  # of a staging buffer; sizes are powers of 2
 
 
-class Runner:
+class CachedRunner:
+    """A runner's backend, and the cache that it owns there."""
+
+    def __init__(self, backend: Backend, kv: KvShape) -> None:
+        self._backend = backend
+        self._block_size = kv.block_size
+        self._cache: KvCache = backend.allocate_kv(kv)
+
+    @property
+    def cache(self) -> KvCache:
+        """Keys and values of the model's layers."""
+        return self._cache
+
+    @property
+    def sampling_kernels(self) -> SamplingKernels | None:
+        """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
+        return self._backend.sampling_kernels
+
+    @property
+    def experts_read(self) -> int:
+        """Count the experts' weights that the backend has read so far."""
+        return self._backend.experts_read
+
+    def row_edges(self, most: int) -> tuple[int, ...]:
+        """Return the row counts below `most` that fill tiles of the backend's products."""
+        return self._backend.row_edges(most)
+
+    def repeatable_memory(self) -> Sequence[Tensor] | None:
+        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
+        if self._backend.name != "native":
+            return None
+        parts: KvParts = self._cache
+        return parts.parts()
+
+
+class Runner(CachedRunner):
     """One model on one backend.
 
-    kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; None: the
-    runner gives logits only. states: size of the states of sequences; None: the model has none.
+    kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; without one it
+    gives logits only. states: size of the states of sequences; None: the model has none.
     """
+
+    # Of the last forward, from `begin` on:
+    _batch: RowBatch
+    _plan: AttentionPlan
+    _hidden: Tensor  # [R, H] after the layers below _next_layer
+    _next_layer: int
+    _state_step: StateStep | None  # where states go on, in a model that has any
 
     def __init__(
         self,
         decoder: RunnableModel,
         backend: Backend,
         kv: KvShape,
-        token_sampler: TokenSampler | None = None,
+        token_sampler: TokenSampler = LOGITS_ONLY,
         states: StateShape | None = None,
     ) -> None:
         assert kv.heads == decoder.spec.kv_heads, (kv.heads, decoder.spec.kv_heads)
+        super().__init__(backend, kv)
         self._decoder = decoder
-        self._backend = backend
         self._token_sampler = token_sampler
-        self._block_size = kv.block_size
-        self._cache: KvCache = backend.allocate_kv(kv)
-        self._states = None if states is None else StateCache(backend, states)
-        self._state_step: StateStep | None = None  # of the last forward
-        self._hidden: torch.Tensor | None = None  # [R, H] after the layers below _next_layer
-        self._batch: RowBatch | None = None
-        self._plan: AttentionPlan = None
-        self._next_layer = 0
+        self._states = StateCache(backend, states) if states else NoStates()
         self._row_numbers = StagedNumbers(backend)
         self._step_inputs = StagedNumbers(backend)
 
@@ -75,33 +111,14 @@ class Runner:
         """Rows of the largest step that has a CUDA graph; None: the runner replays none."""
         return None
 
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
     def count_experts(self) -> Callable[[], int]:
         """Begin to count the experts whose weights are read: see Backend.count_experts."""
         return self._backend.count_experts()
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
 
     def forward(self, batch: RowBatch) -> None:
         """Run all layers over the rows; their keys and values enter the cache."""
         self.begin(batch)
         self.advance()
-
-    @property
-    def cache(self) -> KvCache:
-        """Keys and values of the model's layers, which an assistant reads."""
-        return self._cache
 
     @torch.inference_mode()
     def fill_cache(self, layout: RowLayout) -> None:
@@ -113,17 +130,15 @@ class Runner:
         """Start a forward: embed the rows, run no layer."""
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
-        self._state_step = None if self._states is None else self._states.begin(batch.layout)
+        self._state_step = self._states.begin(batch.layout)
         self._hidden = self._decoder.embed(self._token_ids(batch))
         self._next_layer = 0
 
     @torch.inference_mode()
     def advance(self, num_layers: int | None = None) -> None:
         """Run the following layers until the first num_layers layers have run; None: all layers."""
-        assert self._hidden is not None, "advance before begin"
-        last = self.num_layers if num_layers is None else num_layers
+        last = or_else(num_layers, self.num_layers)
         assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
-        assert self._batch is not None, "advance before begin"
         self._hidden = self._decoder.run_layers(
             self._hidden,
             self._next_layer,
@@ -138,7 +153,6 @@ class Runner:
     @torch.inference_mode()
     def checksum(self) -> Tensor:
         """Return a checksum [1] int64 of the bits of the hidden states of the last forward."""
-        assert self._hidden is not None, "checksum before begin"
         return self._hidden.contiguous().view(torch.uint8).long().sum().reshape(1)
 
     @torch.inference_mode()
@@ -148,14 +162,11 @@ class Runner:
         Renumbers the rows; returns the compact batch. The following layers do not see the dropped rows: their
         positions count as not computed.
         """
-        assert self._batch is not None, "compact before begin"
-        assert self._hidden is not None, "compact before begin"
         batch, kept = self._batch.compact(counts)
         if len(kept) < len(self._hidden):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
-            if self._states is not None and self._state_step is not None:
-                self._state_step = self._states.compact(self._state_step, batch.layout)
+            self._state_step = self._states.compact(batch.layout)
             rows = self._on_device(kept)
             self._hidden = self._hidden[: len(kept)].copy_(self._hidden.index_select(0, rows))
             self._decoder.keep_rows(rows)
@@ -181,31 +192,18 @@ class Runner:
     @torch.inference_mode()
     def save_state(self, slot: int, snapshot: int, num_tokens: int) -> None:
         """See StateCache.save. Between forwards."""
-        assert self._states is not None, "the model has no states"
         self._states.save(slot, snapshot, num_tokens)
 
     @torch.inference_mode()
     def restore_state(self, slot: int, snapshot: int) -> None:
         """See StateCache.restore. Between forwards."""
-        assert self._states is not None, "the model has no states"
         self._states.restore(slot, snapshot)
 
     def memory(self) -> RunnerMemory:
         """Return its blocks and snapshots as bytes. On a CPU."""
         cache: KvParts = self._cache
-        kept = None if self._states is None else self._states.snapshots
-        return RunnerMemory(
-            cache.parts(),
-            () if kept is None else kept.parts(),
-            save_state=self.save_state,
-            set_tokens=lambda snapshot, num_tokens: (
-                None if kept is None else kept.set_tokens(snapshot, num_tokens)
-            ),
-        )
-
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
+        kept = self._states.snapshots
+        return RunnerMemory(cache.parts(), kept.parts(), save_state=self.save_state, set_tokens=kept.set_tokens)
 
     def states(self, num_rows: int) -> torch.Tensor:
         """Return the captured states [num_rows, K * H] of the last forward; the next one overwrites them."""
@@ -214,7 +212,6 @@ class Runner:
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """Logits [len(rows), V] float32 of rows after the last layer that ran; valid until the next call."""
-        assert self._hidden is not None, "logits before forward"
         return self._decoder.logits(
             self._hidden.index_select(0, self._on_device(np.asarray(rows, dtype=np.int64)))
         )
@@ -225,7 +222,6 @@ class Runner:
 
     def sample_from(self, logits: torch.Tensor, requests: SamplingMetadata) -> PendingTokens:
         """Sample a token from each row of the last `logits`, which may have been edited in place."""
-        assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.take(logits, requests)
 
     def read_back(self, values: Tensor) -> Readback:
@@ -235,7 +231,6 @@ class Runner:
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin."""
-        assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests)
 
     def continue_drafts(self, _drafts: ContinuedDrafts, _table: BlockTable) -> bool:
@@ -274,14 +269,6 @@ def with_experts_counted(
     done = forward()
     after = runner.count_experts()
     return done, lambda: after() - before()
-
-
-def repeatable_memory(backend: Backend, cache: KvCache) -> Sequence[Tensor] | None:
-    """Return the memory of a cache whose content has the same bits whenever it is computed; None for another."""
-    if backend.name != "native":
-        return None
-    parts: KvParts = cache
-    return parts.parts()
 
 
 class StagedNumbers:

@@ -8,28 +8,52 @@ A snapshot is a copy of the state that a slot keeps, which refused rows are neve
 any two steps. Which sequence goes on from which snapshot, the control plane decides (control/state_snapshots.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.delta_net import CHUNK, KeptStates, StateShape, StateStep, row_counts
+from faser.kernels.interface.delta_net import CHUNK, MixerShape, StateShape, StateStep, row_counts
 from faser.kernels.interface.shapes import RowLayout
-
-Ints = NDArray[np.int64]
+from faser.types.arrays import Ints
 
 _NOTHING = -1  # of a slot whose state is no sequence's
 
 
-class StateCache:
+class NoStates:
+    """Stands in for the states of a model that keeps all of a sequence in the KV cache."""
+
+    def __init__(self) -> None:
+        self.snapshots = Snapshots((), (), 0)
+
+    def begin(self, _layout: RowLayout) -> StateStep | None:
+        """Return the step of these rows. See StateCache."""
+        return None
+
+    def compact(self, _layout: RowLayout) -> StateStep | None:
+        """Return the last step for these rows, which are fewer. See StateCache."""
+        return None
+
+    def save(self, _slot: int, _snapshot: int, _num_tokens: int) -> None:
+        """See StateCache; here there is nothing to save."""
+        raise AssertionError("the model has no states")
+
+    def restore(self, _slot: int, _snapshot: int) -> None:
+        """See StateCache; here there is nothing to restore."""
+        raise AssertionError("the model has no states")
+
+
+class StateCache(NoStates):
     """Owns the states, of each slot the rows that its last step computed, and the snapshots."""
+
+    _step: StateStep  # that began last
 
     def __init__(self, backend: Backend, shape: StateShape) -> None:
         self.states = backend.allocate_states(shape)
-        self.snapshots = Snapshots(self.states, shape)
+        self.snapshots = Snapshots(self.states.kept(), shape.shapes, shape.num_snapshots)
         self._num_slots = shape.num_slots
         self._most_drafts = shape.most_drafts
         self._known = np.full(shape.num_slots, _NOTHING, dtype=np.int64)  # tokens that no later step takes back
@@ -49,7 +73,7 @@ class StateCache:
             known, num_drafts = starts, np.zeros_like(counts)
         else:
             slots, num_drafts, known = self._go_on(layout, starts, counts)
-        return StateStep(
+        self._step = StateStep(
             states=self.states,
             slots=slots,
             ends=known // CHUNK * CHUNK,
@@ -58,6 +82,7 @@ class StateCache:
             num_drafts=num_drafts,
             first_rows=first_rows,
         )
+        return self._step
 
     def _go_on(self, layout: RowLayout, starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
         """Return each sequence's slot, drafted rows, and the tokens that its last step knew; 0: it begins."""
@@ -85,9 +110,10 @@ class StateCache:
         """The slot goes on behind the tokens of a snapshot."""
         self._known[slot] = self._computed[slot] = self.snapshots.restore(slot, snapshot)
 
-    def compact(self, step: StateStep, layout: RowLayout) -> StateStep:
-        """The same step without the drafts that the layout does not have any more."""
+    def compact(self, layout: RowLayout) -> StateStep:
+        """The last step without the drafts that the layout does not have any more."""
         first_rows, _, counts = row_counts(layout)
+        step = self._step
         if layout.slots:
             self._computed[step.slots] = step.starts + counts
         num_drafts = np.maximum(step.num_drafts - (step.counts - counts), 0)
@@ -95,14 +121,16 @@ class StateCache:
 
 
 class Snapshots:
-    """Copies of what slots keep. A snapshot holds what was saved to it last."""
+    """Copies of what slots keep. A snapshot holds what was saved to it last. kept, shapes: of each layer."""
 
-    def __init__(self, states: KeptStates, shape: StateShape) -> None:
-        self._num_tokens = [0] * shape.num_snapshots
+    def __init__(
+        self, kept: Sequence[tuple[Tensor, Tensor]], shapes: Sequence[MixerShape], num_snapshots: int
+    ) -> None:
+        self._num_tokens = [0] * num_snapshots
         self._layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of slots, then of snapshots
-        for (state, inputs), layer in zip(states.kept(), shape.shapes, strict=True):
-            saved_state = state.new_empty(shape.num_snapshots, *state.shape[1:])
-            saved_inputs = inputs.new_empty(shape.num_snapshots, layer.kernel - 1, layer.channels)
+        for (state, inputs), layer in zip(kept, shapes, strict=True):
+            saved_state = state.new_empty(num_snapshots, *state.shape[1:])
+            saved_inputs = inputs.new_empty(num_snapshots, layer.kernel - 1, layer.channels)
             self._layers.append((state, inputs, saved_state, saved_inputs))
 
     def parts(self) -> list[Tensor]:

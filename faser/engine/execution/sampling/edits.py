@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.kernels.interface.sampling import Ints
 from faser.types.answer import SequenceError
+from faser.types.arrays import Ints
 
 LogitsEdit = Callable[[Tensor], None]
 Asked = TypeVar("Asked")  # what a processor remembers of a slot

@@ -14,16 +14,8 @@ from faser.engine.execution.sampling.distribution import (
     rows_at_once,
     scale,
 )
-from faser.kernels.interface.sampling import (
-    NO_TOKEN,
-    Ints,
-    Reals,
-    SamplingMetadata,
-    Words,
-    arrivals,
-    best_then_drawn,
-    philox,
-)
+from faser.kernels.interface.sampling import SamplingMetadata, arrivals, best_then_drawn, philox
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 
 _ALL = slice(None)
 
@@ -37,7 +29,7 @@ class TorchSamplingKernels:
         return torch.where(values.isfinite(), token_ids, NO_TOKEN).numpy(force=True)
 
     @torch.inference_mode()
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         token_ids, margins = first_and_margin(logits)
         values = logits.gather(-1, token_ids[:, None])[:, 0]
         found, differences, largest = _on_host(token_ids, margins, values)
@@ -69,7 +61,7 @@ class TorchSamplingKernels:
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         temperature, cut = _tensors(metadata, logits.device)
         at = torch.from_numpy(rows).to(logits.device)
         width = logits.shape[-1] if token_ids is None else int(token_ids[-1]) + 1
@@ -95,14 +87,17 @@ class TorchSamplingKernels:
         return philox(counters, keys)
 
 
+TORCH_SAMPLING = TorchSamplingKernels()  # where a backend has no kernels of its own
+
+
 def race(noise: Words, width: int, device: torch.device) -> Tensor:
     """`arrivals` of these random words, [N, ...] float64 on the device."""
     return torch.from_numpy(arrivals(noise, width)).to(device)
 
 
-def _on_host(*columns: Tensor) -> Reals:
+def _on_host(*columns: Tensor) -> Floats:
     """Copy C columns [R] to the host as [C, R], at once. float64 holds every float32 and every token id."""
-    wide: Reals = torch.stack([column.double() for column in columns]).numpy(force=True)
+    wide: Floats = torch.stack([column.double() for column in columns]).numpy(force=True)
     return wide
 
 

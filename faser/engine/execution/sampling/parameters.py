@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceStart
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words, philox
+from faser.kernels.interface.sampling import SamplingMetadata, philox
+from faser.types.arrays import Ints, Words
 
 _COLDEST = float(np.finfo(np.float32).tiny)  # a lower temperature gives the same probabilities
 _WORD = 2**64

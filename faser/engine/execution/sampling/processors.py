@@ -29,7 +29,8 @@ from faser.engine.execution.sampling.edits import (
 from faser.engine.execution.sampling.penalties import Penalties
 from faser.engine.execution.sampling.thinking import Thinking
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.kernels.interface.sampling import Ints, MaskKernel
+from faser.kernels.interface.sampling import MaskKernel
+from faser.types.arrays import Ints
 
 
 def make_logits_processors(

@@ -21,16 +21,13 @@ has not used; see `noise_words`.
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw, parts, rows_at_once
 from faser.engine.execution.sampling.parameters import Purpose
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import Ints
-
-Floats = NDArray[np.float64]
+from faser.types.arrays import Floats, Ints
 
 
 class Rejection:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.execution.sampling.distribution import PROB_ONE
@@ -27,10 +26,9 @@ from faser.engine.execution.sampling.logprobs import numbers_of, parts, position
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.tokens import sample_on_host
 from faser.kernels.interface.graph_capture import Readback
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, SamplingKernels
+from faser.kernels.interface.sampling import SamplingKernels
 from faser.types.answer import PositionLogprobs, SequenceError
-
-Bools = NDArray[np.bool_]
+from faser.types.arrays import NO_TOKEN, Bools, Ints
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.edits import LogitsProcessor, ProcessedRows
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TORCH_SAMPLING
 from faser.engine.execution.sampling.parameters import Purpose, SamplingState, noise_words, uniforms
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.rows import DraftLayout, LogitRows
-from faser.kernels.interface.sampling import Reals, SamplingKernels, SamplingMetadata
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
+from faser.optional import or_else, present
+from faser.types.arrays import Floats
 
 
 class Sampler:
@@ -40,7 +42,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self.state = SamplingState(num_slots)
-        self._kernels: SamplingKernels = kernels or TorchSamplingKernels()
+        self._kernels: SamplingKernels = or_else(kernels, TORCH_SAMPLING)
         self._processors = make_logits_processors(vocab_size, eos_token_ids) if processors is None else processors
 
     def start(self, start: SequenceStart) -> None:
@@ -73,7 +75,7 @@ class Sampler:
         active = [each for each in self._processors if each.slots]
         if active:
             processed = ProcessedRows(rows.slots.tolist(), rows.positions.tolist(), rows.drafts)
-            rows.edit([edit for each in active if (edit := each.edit(processed)) is not None])
+            rows.edit(present(each.edit(processed) for each in active))
             for each in active:
                 rows.without_token |= each.without_token
         return rows
@@ -99,7 +101,7 @@ class Sampler:
         """Return how tokens of rows of these slots are sampled from processed logits. positions: of the tokens."""
         return self.state.metadata(np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64))
 
-    def accept_noise(self, layout: DraftLayout) -> Reals:
+    def accept_noise(self, layout: DraftLayout) -> Floats:
         """Return the random numbers [R] that accept or reject the rows' draft tokens, in [0, 1)."""
         starts = layout.positions[layout.first][layout.sequence]
         return uniforms(noise_words(self.state.seed[layout.slots], layout.positions, Purpose.ACCEPT, starts))

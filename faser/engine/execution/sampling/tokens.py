@@ -15,16 +15,13 @@ from torch import Tensor
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
 from faser.kernels.interface.sampling import (
-    NO_TOKEN,
     DeviceSamplingKernels,
     DeviceSamplingMetadata,
-    Ints,
-    Reals,
     SamplingKernels,
     SamplingMetadata,
     TruncationFlags,
-    Words,
 )
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +32,7 @@ class SampledTokens:
     """
 
     token_ids: Ints
-    margins: Reals | None = None
+    margins: Floats | None = None
 
 
 class PendingTokens(Protocol):
@@ -63,6 +60,18 @@ class TokenSampler(Protocol):
         ...
 
 
+class _LogitsOnly:
+    """Token sampler of a runner that is asked for logits alone."""
+
+    def take(self, _logits: Tensor, _metadata: SamplingMetadata) -> PendingTokens:
+        raise AssertionError("this runner only gives logits")
+
+    draft = take
+
+
+LOGITS_ONLY: TokenSampler = _LogitsOnly()
+
+
 def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata) -> Ints:
     """Sample each row's token [N], NO_TOKEN where it has none. May overwrite the logits."""
     random = metadata.is_random
@@ -76,7 +85,7 @@ def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingM
 
 def draft_on_host(
     kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, ids: Ints | None = None
-) -> tuple[Ints, Reals]:
+) -> tuple[Ints, Floats]:
     """Return each row's draft token [N], NO_TOKEN where it has none, and its margin [N].
 
     metadata: None: all are greedy. ids: as token_ids of SamplingKernels.predict.

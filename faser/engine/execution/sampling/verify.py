@@ -19,10 +19,10 @@ from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.sampling.rejection import Block, Rejection
-from faser.engine.execution.sampling.rows import Bools, DraftLayout, LogitRows, StepTokens
+from faser.engine.execution.sampling.rows import DraftLayout, LogitRows, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import NO_TOKEN, Ints
 from faser.types.answer import SequenceError
+from faser.types.arrays import NO_TOKEN, Bools, Ints
 
 _log = logging.getLogger("faser")
 

@@ -24,6 +24,7 @@ from faser.kernels.cuda.flashinfer.build import (
     needed_modules,
     package_of_modules,
     precompiled_folders,
+    product_modules,
 )
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.interface.fp8 import FP8
@@ -131,7 +132,10 @@ def check_kernels(
     folders = precompiled_folders(kernels, arch)
     if may_compile:
         folders = (*folders, folder_of_compiled(workspace, arch))
-    missing = [each for each in modules_of(models) if not each.is_in(folders)]
+    needed = modules_of(models)
+    if may_compile and any(each.dtype is torch.bfloat16 for each in models):
+        needed += product_modules(arch)  # torch's products are taken without them
+    missing = [each for each in needed if not each.is_in(folders)]
     if not missing:
         return
     listed = ", ".join(each.label for each in missing)

@@ -19,6 +19,7 @@ from faser.config.speculation import NONE, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel, load
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
+from faser.engine.execution.drafting.head_memory import NoHiddenStates
 from faser.engine.execution.drafting.registry import (
     DrafterParts,
     DraftModelParts,
@@ -355,5 +356,5 @@ def _speculation(
         else PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
-        states=None if head is None else head.states,
+        states=NoHiddenStates() if head is None else head.states,
     )

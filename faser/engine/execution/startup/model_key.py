@@ -61,7 +61,11 @@ def file_digest(path: Path) -> str:
     try:
         write_atomically(kept, found)
     except OSError as error:
-        _log.warning("%s will be read again at every start with kv_cache_dir: %s", path, error)
+        _log.warning(
+            "the digest of %s cannot be cached, so every start with kv_cache_dir reads the file again: %s",
+            path,
+            error,
+        )
     return found
 
 

@@ -43,13 +43,14 @@ from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.kernels import TorchSamplingKernels
+from faser.engine.execution.sampling.kernels import TORCH_SAMPLING
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.startup.files import HeadFiles, ModelFiles, ModelRole
 from faser.engine.execution.startup.memory import state_shape
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import LANE_BYTES, DeviceLane, KvCache
+from faser.optional import or_else
 from faser.types.engine import ProgressCallback
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
@@ -224,7 +225,7 @@ def _start_model(
         runner = make_runner(config, model, kv, report, lanes)
     else:
         backend, kv = model.backend, replace(kv, heads=model.decoder.spec.kv_heads)
-        sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
+        sampler = HostTokenSampler(or_else(backend.sampling_kernels, TORCH_SAMPLING))
         runner = LeadingRunner(model.decoder, backend, kv, sampler, group)
     return EngineModel(files=model.files, decoder=model.decoder, backend=model.backend, kv=kv, runner=runner)
 
@@ -249,7 +250,7 @@ def make_runner(
     capture, kernels = backend.graph_capture, backend.device_sampling_kernels(most, decoder.logit_rows.shape[1])
     states = state_shape(config, model.files)
     if capture is None or kernels is None:
-        sampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
+        sampler = HostTokenSampler(or_else(backend.sampling_kernels, TORCH_SAMPLING))
         return Runner(decoder, backend, kv, sampler, states=states)
     device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:

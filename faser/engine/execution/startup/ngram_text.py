@@ -49,7 +49,7 @@ def counted_ngram_model(
         with replacing(path) as new:
             save(found, new)
     except OSError as error:
-        _log.warning("the n-gram model is counted again at every start: %s", error)
+        _log.warning("the n-gram model cannot be cached and will be counted again at every start: %s", error)
     return found
 
 

@@ -221,7 +221,7 @@ def start_check(
     if meter.share < _DISTURBED:
         return slower
     _log.info(
-        "keeping the cached step times: %s, but other processes take %.0f %% of the cores",
+        "keeping the cached step times: %s, but other processes are using %.0f %% of the cores",
         slower,
         100 * meter.share,
     )

@@ -33,6 +33,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     plan_attention,
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
+from faser.kernels.cuda.flashinfer.products import Products, ProductWays
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.backend import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
@@ -44,6 +45,7 @@ from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKern
 from faser.kernels.interface.shapes import AttentionShape, DeviceLane, PackedLinear, Processors, RowLayout
 from faser.kernels.interface.short_conv import ConvShape, ShortConv
 from faser.kernels.torch_delta_net import TorchStates
+from faser.types.activation import Activation
 
 DTYPES = (torch.bfloat16, torch.float16)
 _DELTA_HEAD_DIMS = range(16, 257, 16)
@@ -129,6 +131,7 @@ class FlashInferBackend:
     """Backend of FlashInfer and Triton. Allocates memory when first needed.
 
     fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
+    products: makes FlashInfer's products, for one backend; None: all are torch's.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class FlashInferBackend:
         kernels: DeviceKernels,
         fp8: Fp8Products | None = None,
         choices: Choices | None = None,
+        products: Callable[[], ProductWays] | None = None,
     ) -> None:
         self.device = accelerator.device
         self.choices = choices or Choices()
@@ -170,6 +174,10 @@ class FlashInferBackend:
         self._library = library
         self._kernels = kernels
         self._fp8 = fp8
+        self._load_products = products
+        self._products: Products | None = None
+        if products is not None and self.choices.can_measure:
+            self._products = Products(products, self._by_torch, self.choices)
         self._workspace = AttentionWorkspace(accelerator)
         self._lane_states: dict[DeviceLane | None, _LaneState] = {}
         self._current = self._lane_state(None)
@@ -199,7 +207,9 @@ class FlashInferBackend:
 
     def concurrent_instance(self) -> "FlashInferBackend":
         """See Backend. The new instance has wrappers, a workspace and a graph memory pool of its own."""
-        return FlashInferBackend(self._accelerator, self._library, self._kernels, self._fp8, self.choices)
+        return FlashInferBackend(
+            self._accelerator, self._library, self._kernels, self._fp8, self.choices, self._load_products
+        )
 
     @property
     def graph_capture(self) -> FlashInferGraphCapture:
@@ -242,6 +252,12 @@ class FlashInferBackend:
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
             return self._fp8.linear(x, packed, out, residual)
+        if self._products is not None:
+            return self._products.linear(x, packed, out, residual)
+        return self._by_torch(x, packed, out, residual)
+
+    def _by_torch(self, x: Tensor, packed: CudaLinear, out: Tensor, residual: Tensor | None) -> Tensor:
+        """out may be the residual."""
         weight, bias = packed.weight.t(), packed.bias
         if out.dtype is not x.dtype:
             into = out if residual is None else torch.empty_like(out)
@@ -265,7 +281,7 @@ class FlashInferBackend:
     ) -> Tensor:
         return self._kernels.rms_norm(x, weight, eps, out, residual)
 
-    def gate(self, gate_up: Tensor, out: Tensor, activation: str = "silu") -> Tensor:
+    def gate(self, gate_up: Tensor, out: Tensor, activation: Activation = Activation.SILU) -> Tensor:
         return self._kernels.gate(gate_up, out, activation)
 
     def row_edges(self, _most: int) -> tuple[int, ...]:

@@ -23,18 +23,21 @@ from faser.errors import ConfigError
 from faser.kernels.cpu.build import find_compiler
 from faser.processes import python_command
 
-VERSION = "0.7.2.post1"  # modules of one version do not load into another, and its plans are read by their places
+VERSION = "0.7.4"  # modules of one version do not load into another, and its plans are read by their places
 ARCH = "9.0a"
 HEAD_DIMS = (64, 128, 256, 512)
 # Attention is compiled for each head size; sliding windows, caps on scores and 8-bit keys and values each need
 # modules of their own.
 MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS)
 ENDINGS = tuple(map("".join, product(("", "_window"), ("", "_capped"), ("", "_fp8"))))
-ALL_MODULES = tuple(name + ending for ending in ENDINGS for name in MODULES)
+# Of products, which no model needs: torch has its own. By the names of FlashInfer's modules.
+PRODUCTS = {"cublaslt": "mm_bf16_cublaslt", "tinygemm": "tinygemm2"}
+ALL_MODULES = (*(name + ending for ending in ENDINGS for name in MODULES), *PRODUCTS)
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
-_SECONDS = {"decode": 29, "prefill": 123}
+_SECONDS = {"decode": 29, "prefill": 123, "cublaslt": 19, "tinygemm": 26}
+_TINYGEMM_MAJOR = 9
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
 Announce = Callable[[str], None]
@@ -66,6 +69,8 @@ class Module:
     @property
     def own_name(self) -> str:
         """FlashInfer's name of the module: of its folder and of the file in it."""
+        if self.name in PRODUCTS:
+            return PRODUCTS[self.name]
         kind, size, *options = self.name.split("_")
         letters = _TYPES[self.dtype]
         stored = _FP8 if "fp8" in options else letters
@@ -102,7 +107,14 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All modules that a supported model can need."""
-    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in ALL_MODULES)
+    attention = [name for name in ALL_MODULES if name not in PRODUCTS]
+    return (*(Module(name=name, dtype=dtype) for dtype in _TYPES for name in attention), *product_modules(ARCH))
+
+
+def product_modules(archs: str) -> tuple[Module, ...]:
+    """The modules of products that devices of these archs have, such as 9.0a; for bfloat16."""
+    major = max(int(arch.partition(".")[0]) for arch in archs.split())
+    return tuple(Module(name=name) for name in PRODUCTS if name != "tinygemm" or major >= _TINYGEMM_MAJOR)
 
 
 def compile_time(modules: Sequence[Module]) -> str:
@@ -190,13 +202,13 @@ def _settings(environment: Mapping[str, str], cuda_home: Path, arch: str, work: 
     """The environment in which FlashInfer compiles."""
     # CUDA toolkits from wheels are incomplete; the headers of torch's own CUDA libraries fill the gaps.
     include = " ".join(f"-I{found}" for entry in sys.path for found in Path(entry).glob("nvidia/*/include"))
-    libraries = _driver_stub(cuda_home, work)
+    libraries = f"-L{_driver_stub(cuda_home, work)} -L{_cublas_links(work)}"
     settings = {name: value for name, value in environment.items() if name != "FLASHINFER_DISABLE_JIT"}
     return settings | {
         "CUDA_HOME": str(cuda_home),
         "FLASHINFER_CUDA_ARCH_LIST": arch,  # this machine may have no GPU
         "FLASHINFER_WORKSPACE_BASE": str(work),
-        "FLASHINFER_EXTRA_LDFLAGS": f"-L{libraries}",
+        "FLASHINFER_EXTRA_LDFLAGS": libraries,
         "FLASHINFER_EXTRA_CUDAFLAGS": include,
         "FLASHINFER_EXTRA_CFLAGS": include,
         "FLASHINFER_LOGGING_LEVEL": "error",
@@ -217,6 +229,18 @@ def _driver_stub(cuda_home: Path, work: Path) -> Path:
     flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
     subprocess.run([compiler, *flags, "-o", str(work / "libcuda.so"), str(source)], check=True)
     return work
+
+
+def _cublas_links(work: Path) -> Path:
+    """A folder with cuBLAS of torch's wheels by the names that a linker looks for, which the wheels lack."""
+    links = work / "links"
+    links.mkdir()
+    for entry in sys.path:
+        for library in Path(entry).glob("nvidia/*/lib/libcublas*.so.*"):
+            link = links / f"{library.name.partition('.so')[0]}.so"
+            if not link.exists():
+                link.symlink_to(library)
+    return links
 
 
 def _child(request: dict[str, Any], environment: dict[str, str]) -> Iterator[BuiltModule]:
@@ -270,10 +294,18 @@ def _build(name: str, out: Path) -> BuiltModule:
 
 
 def spec_of(name: str) -> Any:
-    """FlashInfer's description of decode_64, prefill_128_window_fp8 and the like.
+    """FlashInfer's description of decode_64, prefill_128_window_fp8, cublaslt and the like.
 
     With fp8, keys and values are 8-bit.
     """
+    if name == "cublaslt":
+        from flashinfer.jit.gemm import gen_mm_bf16_cublaslt_module
+
+        return gen_mm_bf16_cublaslt_module()
+    if name == "tinygemm":
+        from flashinfer.jit import gen_tinygemm2_module
+
+        return gen_tinygemm2_module()
     import torch
     from flashinfer.jit.attention import gen_batch_decode_module
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module

@@ -32,6 +32,7 @@ from faser.kernels.interface.blocks import (
 )
 from faser.kernels.interface.fp8 import Fp8Linear
 from faser.kernels.interface.shapes import PackedLinear
+from faser.types.activation import Activation
 
 MOST_ROWS = 8
 _SEPARATE = "separate"
@@ -141,7 +142,7 @@ class FewRowBlocks(SeparateBlocks):
         return self._in_units[known]
 
     def _normed_gate(
-        self, hidden: Tensor, product: NormedLinear, activation: str, inner: Tensor, buffers: BlockBuffers
+        self, hidden: Tensor, product: NormedLinear, activation: Activation, inner: Tensor, buffers: BlockBuffers
     ) -> None:
         unit = _Unit(product.linear, inner.shape[1], inner.dtype, product, activation)
 
@@ -222,7 +223,9 @@ class FewRowBlocks(SeparateBlocks):
         if unit.product.bias is not None:
             found += unit.product.bias
         if unit.activation:
-            found = self._backend.gate(found.to(x.dtype), torch.empty_like(start), unit.activation).float()
+            found = self._backend.gate(
+                found.to(x.dtype), torch.empty_like(start), Activation(unit.activation)
+            ).float()
         return found + start if unit.adds else found
 
     def _in_one(self, unit: _Unit, x: Tensor, out: Tensor, outputs: int) -> Tensor:

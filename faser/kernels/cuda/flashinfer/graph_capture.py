@@ -13,7 +13,7 @@ themselves from the device. So while rows and numbers of pieces stay, a plan ser
 pieces are the same, but for the last one of each sequence. Otherwise the compiled planner is called directly, on
 the arrays that were staged anyway, without the Python of the wrapper's `plan` and its copies to the device.
 
-Read in FlashInfer 0.7.2.post1 (scheduler.cuh: PrefillSplitQOKVIndptr, DecodeSplitKVIndptr; prefill.cuh:
+Read in FlashInfer 0.7.4 (scheduler.cuh: PrefillSplitQOKVIndptr, DecodeSplitKVIndptr; prefill.cuh:
 num_kv_chunks) and held against its planner in tests/kernels/cuda/flashinfer/test_planner.py.
 """
 

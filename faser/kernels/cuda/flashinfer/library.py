@@ -1,6 +1,6 @@
 """The part of FlashInfer that the backend calls, and its attention wrappers with a planner of FASER's choosing.
 
-Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests check every call
+Names and arguments are those of FlashInfer 0.7.4, which the extra `cuda` pins; tests check every call
 against that package's signatures. This module alone imports the package, and only in load_flashinfer.
 
 A wrapper's `plan` is Python that checks its arguments, copies arrays to the device and ends in one call of a
@@ -30,7 +30,7 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.build import VERSION
 
 BLOCKS_PER_PROCESSOR = 2  # of the prefill kernel, as its planner counts
-_NUM_ARGUMENTS = 20
+_NUM_ARGUMENTS = 21
 _DISABLES_SPLIT, _COLOCATED = 17, 18  # positions of two arguments: a bool, then the number of blocks to leave out
 _ATTRIBUTE = "_cached_module"
 

@@ -8,7 +8,7 @@ A wrapper for CUDA graphs is made for fixed arrays and a fixed number of sequenc
 of the arrays and the plan, and the grid. The grid depends on the most rows that a plan may have, which FlashInfer
 takes from the first plan, and on the processors planned for. Each plan says which blocks of the grid have work.
 
-The statements about FlashInfer were read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu.
+The statements about FlashInfer were read in 0.7.4: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu.
 The prefill kernel's planner was also run, on a stand-in of the CUDA runtime
 (tests/kernels/cuda/flashinfer/test_planner.py), for its use of the workspace, its plans for lanes, and whether
 anything captured changes from plan to plan.
@@ -250,8 +250,7 @@ class PlanGrid:
         tile = _tile((rows_each or rows - sequences + 1) * kind.group, kind.shape.head_dim)
         each = 1 if kind.one_row_each else rows_each
         tiles = None if each is None else sequences * -(-each * kind.group // tile)
-        most = -(-rows * kind.group // tile) + sequences - 1
-        return cls(tile, most if rows_each is None or tiles is None else tiles, tiles)
+        return cls(tile, -(-rows * kind.group // tile) + sequences - 1 if tiles is None else tiles, tiles)
 
     def tiles_of(self, kind: AttentionKind, counts: NDArray[np.int32]) -> int:
         """counts: rows of every sequence. Padding sequences without rows have no tile."""

@@ -53,25 +53,30 @@ def row_warps(width: int) -> int:
     return max(1, min(_MOST_WARPS, next_power_of_2(width) // _ELEMENTS_A_WARP))
 
 
-def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
+def expect(name: str, tensor: Tensor | None, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
     """Check for a contiguous tensor of this shape, of one of these dtypes, on the device of `like`.
 
-    Raises EngineError that names the tensor and the difference.
+    An optional one that is missing fits. Raises EngineError that names the tensor and the difference.
     """
-    if tuple(tensor.shape) != shape:
-        raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the kernel needs {shape}")
-    if tensor.dtype not in dtypes:
-        raise EngineError(f"{name} is {tensor.dtype}; the kernel needs {' or '.join(map(str, dtypes))}")
-    if tensor.device != like.device:
-        raise EngineError(f"{name} is on {tensor.device}; the other tensors are on {like.device}")
-    if not tensor.is_contiguous():
-        raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs it contiguous")
+    if tensor is not None:
+        _expect_kind(name, tensor, shape, dtypes, like)
+        if not tensor.is_contiguous():
+            raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs it contiguous")
 
 
-def expect_lines(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
+def expect_lines(
+    name: str, tensor: Tensor | None, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor
+) -> None:
     """Check a matrix as `expect` does; rows are contiguous, but gaps may lie between them. Raises EngineError."""
-    if tensor.dim() == 2 and tensor.numel() and tensor.stride(1) != 1:
-        raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs contiguous rows")
+    if tensor is not None:
+        if tensor.dim() == 2 and tensor.numel() and tensor.stride(1) != 1:
+            raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs contiguous rows")
+        _expect_kind(name, tensor, shape, dtypes, like)
+
+
+def _expect_kind(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], like: Tensor
+) -> None:
     if tuple(tensor.shape) != shape:
         raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the kernel needs {shape}")
     if tensor.dtype not in dtypes:

@@ -20,6 +20,7 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
+from faser.optional import maybe, or_else
 
 # Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
 SharedOutput = tuple[Tensor, Tensor]
@@ -94,8 +95,8 @@ class ExpertWeights:
             down=down,
             gate_up_offsets=_offsets(gate_up),
             down_offsets=_offsets(down),
-            gate_up_bias=None if gate_up_biases is None else torch.stack(gate_up_biases),
-            down_bias=None if down_biases is None else torch.stack(down_biases),
+            gate_up_bias=maybe(torch.stack, gate_up_biases),
+            down_bias=maybe(torch.stack, down_biases),
         )
 
     @property
@@ -161,17 +162,14 @@ def experts(
     expect("down", networks.down[0], (width, size), first.dtype, like=first)
     expect("gate_up", first, (2 * size, width), *_TYPES, like=first)
     expect("read", read, (1,), torch.int64, like=first)
-    if scales is not None:
-        expect("scales", scales, (count,), torch.float32, like=first)
+    expect("scales", scales, (count,), torch.float32, like=first)
     for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
-        if bias is not None:
-            expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
+        expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
     if shared is not None:
         given, shared_logits = shared
         expect("what the shared expert gives", given, (rows, width), torch.float32, like=first)
         expect("logits of the shared expert", shared_logits, (rows,), torch.float32, like=first)
-    if slots is not None:
-        expect("slots", slots, (rows,), torch.int64, like=first)
+    expect("slots", slots, (rows,), torch.int64, like=first)
     assert activation in ACTIVATIONS, activation
     if not 0 < top_k <= count <= _MOST_EXPERTS:
         raise EngineError(f"a row passes {top_k} of {count} experts; the kernel takes 1 to {_MOST_EXPERTS}")
@@ -211,7 +209,7 @@ def route(
     )
     weights = torch.empty_like(chosen, dtype=torch.float32)
     _route[(rows,)](
-        logits, count, logits if scales is None else scales, logits if slots is None else slots, chosen, weights,
+        logits, count, or_else(scales, logits), or_else(slots, logits), chosen, weights,
         RENORMALISE=renormalise, SCALED=scales is not None, PADDED=slots is not None, TOP=top_k,
         PLACES=next_power_of_2(top_k), BLOCK=next_power_of_2(count), **EXACT,
     )  # fmt: skip
@@ -225,7 +223,7 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
     inner = x.new_empty((rows * top_k, size))
     first, bias = networks.gate_up[0], networks.gate_up_bias
     _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, first if bias is None else bias,
+        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, first),
         routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
         TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles),
     )  # fmt: skip
@@ -248,12 +246,12 @@ def down(
     first, bias, slots = networks.down[0], networks.down_bias, routes.slots
     width, size = first.shape
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
-    into = inner if hidden is None else hidden
+    into = or_else(hidden, inner)
     _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, first if bias is None else bias,
+        inner, first, networks.down_offsets, or_else(bias, first),
         routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
-        routes.weights, given if slots is None else slots, into, into.stride(0),
-        routes.counts if arrived is None else arrived, ADD_ROWS=0 if hidden is None else FEW_ROWS,
+        routes.weights, or_else(slots, given), into, into.stride(0),
+        or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
         PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
         **_options(inner, networks, tiles),
     )  # fmt: skip
@@ -284,6 +282,6 @@ def add(given: Tensor, routes: Routes, hidden: Tensor, shared: SharedOutput | No
     (rows, top_k), width = routes.weights.shape, given.shape[1]
     beside = shared or (given, given)  # without one never read
     _add[(rows, -(-width // _COLUMNS))](
-        given, routes.weights, *beside, given if routes.slots is None else routes.slots, hidden, hidden.stride(0),
+        given, routes.weights, *beside, or_else(routes.slots, given), hidden, hidden.stride(0),
         width, TOP=top_k, SHARES=shared is not None, PADDED=routes.slots is not None, BLOCK=_COLUMNS, **EXACT,
     )  # fmt: skip

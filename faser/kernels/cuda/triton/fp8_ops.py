@@ -26,6 +26,7 @@ from faser.kernels.cuda.triton.common import (
     row_warps,
 )
 from faser.kernels.interface.fp8 import FP8, FP8_MAX, LEAST_LARGEST, UnscaledProduct
+from faser.optional import or_else
 
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -118,14 +119,12 @@ def scale_sums(
     expect("row_scales", row_scales, (rows,), torch.float32, like=sums)
     expect("column_scales", column_scales, (width,), torch.float32, like=sums)
     expect_lines("out", out, (rows, width), *_TYPES, like=sums)
-    if bias is not None:
-        expect("bias", bias, (width,), *_TYPES, like=sums)
-    if residual is not None:
-        expect_lines("residual", residual, (rows, width), out.dtype, like=sums)
+    expect("bias", bias, (width,), *_TYPES, like=sums)
+    expect_lines("residual", residual, (rows, width), out.dtype, like=sums)
+    added = or_else(residual, out)
     if rows:
         _scale[(rows, -(-width // _BLOCK))](
-            sums, row_scales, column_scales, sums if bias is None else bias,
-            sums if residual is None else residual, 0 if residual is None else residual.stride(0),
+            sums, row_scales, column_scales, or_else(bias, sums), added, added.stride(0),
             out, out.stride(0), width, ADDS=bias is not None, HAS_RESIDUAL=residual is not None, BLOCK=_BLOCK,
             **EXACT,
         )  # fmt: skip
@@ -187,7 +186,7 @@ def add_norm(
     given = (hidden,) * 4  # never read
     if product is not None:
         _check(product, rows, width, hidden)
-        bias = product.sums if product.bias is None else product.bias
+        bias = or_else(product.bias, product.sums)
         given = (product.sums, product.row_scales, product.column_scales, bias)
     if rows:
         _add_norm[(rows,)](
@@ -208,7 +207,7 @@ def gate(product: UnscaledProduct, dtype: torch.dtype, values: Tensor, scales: T
     expect("values", values, (rows, width), FP8, like=values)
     expect("scales", scales, (rows,), torch.float32, like=values)
     warps = row_warps(width)
-    bias = product.sums if product.bias is None else product.bias
+    bias = or_else(product.bias, product.sums)
     if rows:
         _gate[(rows,)](
             product.sums, product.row_scales, product.column_scales, bias,
@@ -221,5 +220,4 @@ def _check(product: UnscaledProduct, rows: int, width: int, like: Tensor) -> Non
     expect("sums", product.sums, (rows, width), torch.float32, like=like)
     expect("row_scales", product.row_scales, (rows,), torch.float32, like=like)
     expect("column_scales", product.column_scales, (width,), torch.float32, like=like)
-    if product.bias is not None:
-        expect("bias", product.bias, (width,), *_TYPES, like=like)
+    expect("bias", product.bias, (width,), *_TYPES, like=like)

@@ -26,6 +26,7 @@ from faser.kernels.cuda.triton.common import (
 )
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import AttentionShape
+from faser.optional import or_else, present
 
 HEAD_DIMS = (64, 128, 256, 512)
 _BLOCK = 1024
@@ -66,13 +67,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tenso
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
     expect("weight", weight, (width,), torch.float32, x.dtype, like=x)
     expect_lines("out", out, (rows, width), x.dtype, like=x)
-    if residual is not None:
-        expect_lines("residual", residual, (rows, width), x.dtype, like=x)
+    expect_lines("residual", residual, (rows, width), x.dtype, like=x)
+    added = or_else(residual, out)
     warps = row_warps(width)
     if rows:
         _rms_norm[(rows,)](
-            x, x.stride(0), weight, x if residual is None else residual,
-            0 if residual is None else residual.stride(0), out, out.stride(0), width, eps,
+            x, x.stride(0), weight, added, added.stride(0), out, out.stride(0), width, eps,
             HAS_RESIDUAL=residual is not None, BLOCK=next_power_of_2(width), num_warps=warps, **EXACT,
         )  # fmt: skip
     return out
@@ -194,13 +194,13 @@ def rope_append(
     expect("values", values, size, keys.dtype, like=qkv)
     if angles is not None:
         expect("angles", angles, (len(angles), dim), torch.float32, like=qkv)
-    of_queries = angles if query_angles is None else query_angles
+    of_queries = or_else(query_angles, angles)
     if of_queries is not None:
         expect("query_angles", of_queries, (len(of_queries), dim), torch.float32, like=qkv)
         assert angles is not None, "query_angles without angles"
     assert k_norm is None or q_norm is not None, "k_norm without q_norm"
     assert v_norm is None or k_norm is not None, "v_norm without k_norm"
-    weights = [each for each in (q_norm, k_norm, v_norm) if each is not None]
+    weights = present((q_norm, k_norm, v_norm))
     for name, each in zip(("q_norm", "k_norm", "v_norm"), weights, strict=False):
         types = (torch.float32, qkv.dtype) if each is q_norm else (weights[0].dtype,)
         expect(name, each, (dim,), *types, like=qkv)
@@ -211,7 +211,7 @@ def rope_append(
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     if len(qkv):
         _rope_append[(len(qkv), num_heads)](
-            qkv, qkv.stride(0), qkv if angles is None else angles, qkv if of_queries is None else of_queries,
+            qkv, qkv.stride(0), or_else(angles, qkv), or_else(of_queries, qkv),
             positions, slots, keys, values, *weights, eps,
             NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORMED=normed,
             ROTATE=angles is not None, AS_FP8=as_fp8, num_warps=1, **EXACT,

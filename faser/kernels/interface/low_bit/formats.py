@@ -31,8 +31,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+from faser.types.arrays import Bytes, Floats32
 
 # Signed values that the nibbles of IQ4_NL and IQ4_XS name.
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -67,11 +66,11 @@ class GroupFactors:
     or None.
     """
 
-    values: Floats
-    halves: Floats | None = None
+    values: Floats32
+    halves: Floats32 | None = None
 
     @property
-    def products(self) -> Floats:
+    def products(self) -> Floats32:
         """Return the factors [N, K / group], exactly."""
         if self.halves is None:
             return self.values
@@ -117,7 +116,7 @@ class DecodedRows:
             minimums=None if self.minimums is None else self.minimums.take(rows),
         )
 
-    def dequantised(self) -> Floats:
+    def dequantised(self) -> Floats32:
         """Return every weight [N, K], the sum with its minimum rounded once."""
         scales = self.scales.products.repeat(self.group, 1)
         values = (self.codes.astype(np.float32) - np.float32(self.zero_point)) * scales
@@ -154,7 +153,7 @@ class BlockFormat:
         )
 
 
-def _halves(blocks: Bytes, at: int) -> Floats:
+def _halves(blocks: Bytes, at: int) -> Floats32:
     """Return the half float at a byte of every block: [B, 1]."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
@@ -202,7 +201,7 @@ def _q8_0(blocks: Bytes) -> DecodedBlocks:
     return blocks[:, 2:] ^ np.uint8(_SIGNED), _one_each(blocks, 0), None
 
 
-def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
+def _six_bits(packed: Bytes) -> tuple[Floats32, Floats32]:
     """Eight integers that scale and eight that lower, [B, 8] each, out of twelve bytes."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 1)

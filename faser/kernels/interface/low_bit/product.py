@@ -46,8 +46,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.low_bit.formats import DecodedRows, Floats
+from faser.kernels.interface.low_bit.formats import DecodedRows
 from faser.kernels.interface.low_bit.rows import LowBitRows
+from faser.types.arrays import Floats32
 
 STRETCH = 64  # values of a row that share a scale
 _LEAST_LARGEST = np.float32(2.0**-100)  # so that no scale is zero and no quotient overflows
@@ -58,7 +59,7 @@ class QuantisedActivations:
     """values: [R, K] integers of -127 … 127. scales: [R, stretches]."""
 
     values: npt.NDArray[np.int8]
-    scales: Floats
+    scales: Floats32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def decode_low_bit(weight: LowBitRows, bias: Tensor | None) -> DecodedLowBit:
     )
 
 
-def quantise_activations(x: Floats) -> QuantisedActivations:
+def quantise_activations(x: Floats32) -> QuantisedActivations:
     """x: [R, K]."""
     rows, depth = x.shape
     num_stretches = -(-depth // STRETCH)
@@ -129,12 +130,12 @@ def quantise_activations(x: Floats) -> QuantisedActivations:
     )
 
 
-def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
+def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats32:
     """Return the columns [R, N] of one part."""
     return _of_groups(rows, weight) if weight.scales.halves is None else _of_superblocks(rows, weight)
 
 
-def _of_groups(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
+def _of_groups(rows: QuantisedActivations, weight: DecodedRows) -> Floats32:
     depth, group, minimums = rows.values.shape[1], weight.group, weight.minimums
     out = np.zeros((len(rows.values), len(weight.codes)), np.float32)
     partial = np.zeros_like(out)
@@ -149,7 +150,7 @@ def _of_groups(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
     return out
 
 
-def _of_superblocks(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
+def _of_superblocks(rows: QuantisedActivations, weight: DecodedRows) -> Floats32:
     scales, minimums = weight.scales, weight.minimums
     assert scales.halves is not None
     integers = scales.values.astype(np.int32)
@@ -183,7 +184,7 @@ def _integer_sums(rows: QuantisedActivations, weight: DecodedRows) -> Iterator[t
         yield x @ codes[:, first : first + weight.group].T, x.sum(1, np.int32, keepdims=True)
 
 
-def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+def fused(a: Floats32, b: Floats32, c: Floats32) -> Floats32:
     """a * b + c, rounded once. Arrays that broadcast to the shape of c.
 
     In float64 the product is exact and the sum is rounded to odd, which makes the second rounding that of the

@@ -27,15 +27,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.interface.low_bit.formats import (
-    FORMATS,
-    BlockFormat,
-    Bytes,
-    DecodedRows,
-    Floats,
-    GroupFactors,
-    MemoryForm,
-)
+from faser.kernels.interface.low_bit.formats import FORMATS, BlockFormat, DecodedRows, GroupFactors, MemoryForm
+from faser.types.arrays import Bytes, Floats32
 
 MULTIPLIED = 32  # values that one integer sum of a product covers
 SPAN = 256  # values that a scale in memory covers at most
@@ -75,8 +68,8 @@ class GroupRows:
     bits: int
     zero_point: int
     group_size: int
-    scales: Floats
-    minimums: Floats | None
+    scales: Floats32
+    minimums: Floats32 | None
 
     @property
     def num_rows(self) -> int:
@@ -118,7 +111,7 @@ class GroupRows:
     def decode(self) -> DecodedRows:
         """In groups of 32: what products compute with."""
 
-        def spread(factors: Floats) -> GroupFactors:
+        def spread(factors: Floats32) -> GroupFactors:
             values = factors.repeat(self.group_size // MULTIPLIED, 1)[:, : self.depth // MULTIPLIED]
             return GroupFactors(values=values)
 
@@ -226,7 +219,7 @@ class LowBitRows:
             raise ConfigError("its columns are not in the order of its inputs, so they cannot be divided")
         return replace(self, parts=tuple(part.take_columns(first, last) for part in self.parts))
 
-    def dequantised(self) -> Floats:
+    def dequantised(self) -> Floats32:
         """Return the weights [N, K], columns in the order of the inputs."""
         columns = np.concatenate([part.decode().dequantised() for part in self.parts])
         return columns if self.order is None else columns[:, np.argsort(self.order)]
@@ -274,8 +267,8 @@ def group_rows(
     *,
     bits: int,
     zero_point: int,
-    scales: Floats,
-    minimums: Floats | None = None,
+    scales: Floats32,
+    minimums: Floats32 | None = None,
 ) -> GroupRows:
     """A weight whose groups have one size, K over the number of scales of a row.
 
@@ -294,7 +287,7 @@ def group_rows(
     in_memory = SPAN if num_groups == 1 else math.gcd(size, SPAN)
     count = -(-depth // in_memory)
 
-    def spread(factors: Floats) -> Floats:
+    def spread(factors: Floats32) -> Floats32:
         return np.ascontiguousarray(factors.repeat(-(-size // in_memory), 1)[:, :count], np.float32)
 
     return GroupRows(
@@ -307,12 +300,12 @@ def group_rows(
     )
 
 
-def _is_half(factors: Floats) -> bool:
+def _is_half(factors: Floats32) -> bool:
     with np.errstate(over="ignore"):
         return np.array_equal(factors.astype(np.float16).astype(np.float32), factors)
 
 
-def quantise(weight: Floats, scheme: Scheme) -> GroupRows:
+def quantise(weight: Floats32, scheme: Scheme) -> GroupRows:
     """weight: [N, K], K a multiple of 32. The last group of a row may have fewer values than the others."""
     rows, depth = weight.shape
     size = scheme.group_size
@@ -335,17 +328,17 @@ def quantise(weight: Floats, scheme: Scheme) -> GroupRows:
     )
 
 
-Fit = tuple[Bytes, Floats, Floats]
+Fit = tuple[Bytes, Floats32, Floats32]
 
 
-def _int8(groups: Floats) -> Fit:
+def _int8(groups: Floats32) -> Fit:
     """groups: [G, values]. Codes, scales [G], and no minimums."""
     scales = _half(np.abs(groups).max(1) / np.float32(127))
     codes = np.rint(groups * _inverse(scales)[:, None]).clip(-127, 127) + 128
     return codes.astype(np.uint8), scales, np.zeros_like(scales)
 
 
-def _int4(groups: Floats) -> Fit:
+def _int4(groups: Floats32) -> Fit:
     """groups: [G, values]. Codes, scales and minimums [G]."""
     values = np.ascontiguousarray(groups.T)  # [values, G]: sums run over the values
     count = np.float32(len(values))
@@ -370,24 +363,24 @@ def _int4(groups: Floats) -> Fit:
     return _codes(values, scales, minimums).T.astype(np.uint8), scales, minimums
 
 
-def _codes(values: Floats, scales: Floats, minimums: Floats) -> Floats:
-    codes: Floats = np.rint((values - minimums) * _inverse(scales)).clip(0, 15)
+def _codes(values: Floats32, scales: Floats32, minimums: Floats32) -> Floats32:
+    codes: Floats32 = np.rint((values - minimums) * _inverse(scales)).clip(0, 15)
     return codes
 
 
-def _inverse(scales: Floats) -> Floats:
+def _inverse(scales: Floats32) -> Floats32:
     """1 / scale; 0 where that is 0."""
     none = scales == 0
     return np.where(none, np.float32(0), np.float32(1) / np.where(none, np.float32(1), scales))
 
 
-def _sum(values: Floats) -> Floats:
+def _sum(values: Floats32) -> Floats32:
     """Add up values [values, G] to [G], one after the other."""
-    total: Floats = np.zeros_like(values[0])
+    total: Floats32 = np.zeros_like(values[0])
     for each in values:
         total += each
     return total
 
 
-def _half(values: npt.NDArray[np.floating[Any]]) -> Floats:
+def _half(values: npt.NDArray[np.floating[Any]]) -> Floats32:
     return values.astype(np.float16).astype(np.float32)

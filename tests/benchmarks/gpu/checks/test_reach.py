@@ -18,7 +18,8 @@ from benchmarks.gpu.steps import Tokens
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingMetadata
+from faser.types.arrays import Ints, Words
 from faser.types.engine import ModelInfo
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.runner.test_graph_runner import BLOCK_SIZE, NUM_BLOCKS, WIDTH, Side, write_heads_of_64

@@ -1,4 +1,4 @@
-"""Phases lanes, overlap and arrivals of the bench programs for a GPU: their parts, and that they run on a CPU."""
+"""Phase overlap of the bench programs for a GPU: their parts, and that they run on a CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +9,11 @@ import torch
 
 from benchmarks.gpu import report as lane_report
 from benchmarks.gpu.decoding import overlap
-from benchmarks.gpu.decoding import real_text as arrivals
 from benchmarks.gpu.decoding.overlap import ARMS, pictures, rows_of
-from benchmarks.gpu.decoding.real_text import wanted_of
 from benchmarks.gpu.engines import Wanted, close, made_up_costs, open_engine
 from benchmarks.gpu.models import Walk, Walking, write_shape
 from benchmarks.gpu.phases import phases_named, run_here
 from benchmarks.gpu.plan import ON_CPU, Plan
-from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.steps import answers
 from faser.engine.execution.overlap.partition import core_numbers
 from faser.types.sampling import SamplingParams
@@ -147,26 +144,6 @@ def test_ratios_are_to_serial_of_the_same_round_and_gains_to_the_best_other_way(
     drawn = pictures([row])
     assert set(drawn) == {"overlap-1B-sm.svg"}
     assert "1.2" in lane_report.overlap({"rows": [row]})
-
-
-def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
-    """Planted: one for the other."""
-    for plan, missing in (
-        (Plan(out=tmp_path, smollm2=tmp_path), "no --trace was given"),
-        (Plan(out=tmp_path, trace=tmp_path), "no --smollm2 was given"),
-    ):
-        desk = Desk(Folder(tmp_path, dry_run=False), "arrivals", 1.0, lambda _: None)
-        arrivals.run_arrivals(plan, desk)
-        assert desk.result == {"not there": missing}
-
-
-def test_runs_under_arrivals_fit_into_the_time(tmp_path: Path) -> None:
-    """Planted: warming and capacity forgotten."""
-    wanted = wanted_of(Plan(out=tmp_path), 300.0)
-    assert wanted.num_runs == 24
-    taken_s = 1.3 * wanted.num_runs * wanted.seconds + (len(wanted.arms) + 2) * wanted.warm_s
-    assert taken_s == pytest.approx(300.0)
-    assert wanted_of(Plan(out=tmp_path), 3000.0).seconds == 20.0
 
 
 @pytest.mark.slow

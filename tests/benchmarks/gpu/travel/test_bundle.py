@@ -20,7 +20,7 @@ MEMBERS = (
     "flashinfer/data/csrc/norm.cu",
     "flashinfer/data/csrc/gdn/large.cu",
     "flashinfer/data/cutlass/include/large.h",
-    "flashinfer/experimental/it/__init__.py",
+    "flashinfer/experimental/__init__.py",
     "flashinfer/experimental/it/large.cu",
     "flashinfer/experimental/b12x/large.py",
 )
@@ -123,7 +123,8 @@ def test_modules_that_are_missing_are_compiled_from_the_whole_package(
 def test_the_phases_need_attention_for_all_sizes_of_heads_for_windows_and_for_few_query_heads_a_kv_head() -> None:
     names = {each.name for each in needed_modules(ON_DEVICE)}
     wide = {"prefill_256", "prefill_256_window"}
-    assert names == {"prefill_64", "prefill_64_window", "prefill_128"} | wide
+    others = {"prefill_128_fp8", "cublaslt", "tinygemm"}  # keys and values in 8 bits, and products
+    assert names == {"prefill_64", "prefill_64_window", "prefill_128"} | wide | others
 
 
 def test_a_load_that_cannot_travel_with_the_checkout_is_refused_with_all_sizes(
@@ -156,3 +157,7 @@ def test_other_packages_are_kept_but_for_what_only_compilers_need() -> None:
     assert not is_used("tvm_ffi/include/tvm/ffi/any.h")
     assert is_used("flashinfer/data/csrc/batch_prefill.cu")
     assert not is_used("flashinfer/data/include/flashinfer/norm.cuh")
+    assert is_used("flashinfer/gemm/gemm_base.py")
+    assert not is_used("flashinfer/cake_gdp_backend/csrc/kernel.cu")
+    assert is_used("flashinfer/experimental/cake_nvfp4_per_token/support.py")
+    assert not is_used("flashinfer/experimental/cake_nvfp4/support.py")

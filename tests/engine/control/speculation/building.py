@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import METHOD_IDS, NO_TOKEN, Drafts, DraftTable, Floats, Ints, joined, table_of
+from faser.engine.contract.drafts import METHOD_IDS, Drafts, DraftTable, joined, table_of
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.engine.control.sequence import Sequence, Tenant
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.engine.control.speculation.policy import Candidates, DraftingSequences, StepFacts, without_targets
 from faser.engine.control.speculation.step_drafts import StepDrafts
+from faser.types.arrays import NO_TOKEN, Floats, Ints
 from faser.types.request import Slo, SpeculationParams
 from tests.engine.driving import request
 
@@ -120,7 +121,7 @@ def step_drafts(
     """Drafts of which a step verifies the first `kept` tokens that are not decided yet."""
     count, width = len(drafts.slots), drafts.width
     return StepDrafts(
-        chosen=range(count),
+        sequences=[],
         lengths=drafts.lengths,
         candidates=candidates(np.ones((count, width + 1)), slots=drafts.slots),
         num_decided=num_decided,

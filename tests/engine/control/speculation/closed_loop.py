@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import METHOD_IDS, DraftTable, Floats, Ints
+from faser.engine.contract.drafts import METHOD_IDS, DraftTable
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance import Acceptance, with_dropped
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats, Ints
 from tests.engine.control.speculation.building import candidates, full, table
 from tests.engine.control.speculation.python_acceptance import outcomes
 from tests.native_acceptance import native_acceptance

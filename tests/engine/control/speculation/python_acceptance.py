@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.config.speculation import DRAFTERS, Confidence, DrafterInfo
-from faser.engine.contract.drafts import NO_DRAFTS, Bools, DraftTable, Floats, Ints, joined
+from faser.engine.contract.drafts import NO_DRAFTS, DraftTable, joined
 from faser.engine.contract.native_acceptance import SampledStep
 from faser.engine.control.speculation.acceptance import NUMBERS, DraftOutcomes, point_mass_outcomes, sampled_tokens
 from faser.engine.control.speculation.draft_lengths import best_first
 from faser.engine.control.speculation.logistic_curve import DEPTH_SCALE, CurveMemory, LogisticCurve
+from faser.types.arrays import Bools, Floats, Ints
 
 Columns = tuple[Ints, Ints, Ints, Ints, Floats]
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import METHOD_IDS, DraftTable, Floats, Ints, table_of
+from faser.engine.contract.drafts import METHOD_IDS, DraftTable, table_of
 from faser.engine.control.speculation.acceptance import (
     Acceptance,
     DraftOutcomes,
@@ -21,6 +21,7 @@ from faser.engine.control.speculation.acceptance import (
     sampled_tokens,
     with_dropped,
 )
+from faser.types.arrays import Floats, Ints
 from tests.engine.control.speculation.building import MODEL, SUFFIX, full, ints, note_nothing, outcomes, table
 from tests.native_acceptance import native_acceptance
 

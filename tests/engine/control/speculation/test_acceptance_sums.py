@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS, DRAFTERS, PASS_METHODS, Confidence
-from faser.engine.contract.drafts import Floats
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance
 from faser.engine.control.speculation.acceptance import Acceptance, DraftOutcomes
 from faser.kernels.cpu.acceptance import CompiledAcceptance
 from faser.kernels.cpu.text_index import text_library
+from faser.types.arrays import Floats
 from tests.engine.control.speculation.building import full, ints, note_nothing, outcomes, table
 from tests.engine.control.speculation.python_acceptance import PythonAcceptance
 

@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts, Ints, empty_table
+from faser.engine.contract.drafts import Drafts, empty_table
 from faser.engine.contract.plan import DraftPlan, StepSpan, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.sequence import Sequence
-from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.guard import Guard
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policies import Off
-from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.engine.control.speculation.policy import Candidates, OtherRows, Policy
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 from faser.types.request import Request, Slo, SpeculationParams
 from faser.types.statistics import SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
@@ -183,7 +184,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> Non
         driver.step()
     assert len(policy.seen) == 1
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
 
     def decide() -> StepDrafts:
         found = control.decide(
@@ -197,7 +198,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> Non
     assert len(policy.seen) == 2
     cached = decide()
     assert len(policy.seen) == 2
-    assert len(cached.chosen) == 33
+    assert len(cached.sequences) == 33
     assert cached.lengths[-1] == round(sum(cached.lengths[:-1]) / 32)
 
     driver.add(*(asking(f"later {i}", prompt=2, max_tokens=50) for i in range(4)))
@@ -213,7 +214,7 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
     driver.step()
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     for num_fitting in (3, 32):
 
         def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
@@ -222,7 +223,7 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
         step = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
         assert step is not None
         assert step.stop is not None
-        assert len(step.stop.pass_prices) >= len(step.chosen) == num_fitting
+        assert len(step.stop.pass_prices) >= len(step.sequences) == num_fitting
 
 
 def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting() -> None:
@@ -231,7 +232,7 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
     driver.add(asking("a", max_tokens=50))
     driver.step()
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     slot = running[0].held_slot
     expected = []
     for _ in range(8):
@@ -240,7 +241,7 @@ def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting(
         assert step.stop is not None
         dropped = empty_table([slot], "draft_model", DRAFT_CAP)
         assert control.drafted(step, Drafts(step=1, table=dropped, run_s=0.001, passes=1)) is None
-        control.keep(step, running, lambda _, asked: asked)
+        control.keep(step, lambda _, asked: asked)
         assert step.verified() == []
         expected.append(control._acceptance.survival(np.array([slot]), by_model=True).item(0, 1))
     assert expected[0] < 0.7
@@ -254,9 +255,9 @@ def test_drafts_of_a_sequence_that_was_aborted_before_its_step_are_dropped() -> 
     driver = driver_with(policy, looks=False)
     driver.add(asking("a", max_tokens=40))
     driver.step()
-    plan = driver.scheduler.propose()
+    plan = driver.scheduler.drafts.propose()
     assert isinstance(plan, DraftPlan)
-    driver.scheduler.drafted(driver.executor.draft(plan))
+    driver.scheduler.drafts.drafted(driver.executor.draft(plan))
     driver.abort("a")
     assert driver.plan() is None
     driver.add(asking("bb", max_tokens=40))

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFT_METHODS
-from faser.engine.contract.drafts import Floats
 from faser.engine.contract.plan import DrafterCheck
 from faser.engine.control.speculation.drafter_watch import DrafterWatch
+from faser.types.arrays import Floats
 from tests.engine.control.speculation.building import ints
 
 NUM_SLOTS = 8

@@ -7,12 +7,12 @@ replaces a draft from text; drafts go on across a bend of the step time.
 import numpy as np
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Floats, Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.faser_policy import PROBE_TOKENS, Faser
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats, Ints
 from tests.engine.control.speculation.building import candidates, constant, full, ints
 from tests.engine.control.speculation.test_policies import FLAT
 from tests.native_acceptance import native_acceptance

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Floats
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.startup.step_profiler import row_counts
+from faser.types.arrays import Floats
 from tests.engine.control.speculation.building import candidates, constant
 from tests.native_acceptance import native_acceptance
 

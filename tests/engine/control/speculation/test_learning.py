@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Drafts, DraftTable, Floats, joined, table_of
+from faser.engine.contract.drafts import Drafts, DraftTable, joined, table_of
 from faser.engine.contract.plan import StepPlan, StepRows
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.clock import SimulatedClock
@@ -19,6 +19,7 @@ from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.policies import Off
 from faser.engine.control.speculation.step_drafts import StepDrafts
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Floats
 from tests.engine.control.speculation.building import (
     candidates,
     constant,
@@ -67,7 +68,7 @@ class Batch:
         )
 
     def keep(self, drafts: StepDrafts) -> None:
-        self.control.keep(drafts, self.sequences, lambda _, asked: asked)
+        self.control.keep(drafts, lambda _, asked: asked)
 
     def verify(self, drafts: StepDrafts | None = None, *, failed: tuple[int, ...] = (), num_cut: int = 0) -> None:
         """A step verifies these drafts; None: the usual ones, whole."""
@@ -167,7 +168,7 @@ def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
     """Oracle: the outcome itself, given to another Acceptance."""
     batch, expected = Batch(1), native_acceptance(NUM_SLOTS, CAP)
     drafts = table_of([0], "ngram", [(7, 8, 9)], [(5.0,) * 3], width=CAP)
-    batch.control._learn_not_taken(drafts, {0: sampled}, {0: unverified})
+    batch.control._learning._learn_not_taken(drafts, {0: sampled}, {0: unverified})
     batch.control._acceptance.learn_held()
     expected.learn(outcomes(drafts, [good], ints(decided)))
     found = batch.control._acceptance.drafted_survival(drafts)
@@ -202,7 +203,7 @@ def made(drafts: DraftTable, *, passes: int, run_s: float, missing_kv: int = 0) 
     """Drafts that a model has made and that no policy has cut yet."""
     count = len(drafts.slots)
     return StepDrafts(
-        chosen=range(count),
+        sequences=[],
         lengths=drafts.lengths,
         candidates=candidates(constant(0.5, count, CAP), missing_kv=full(count, missing_kv)),
         drafts=Drafts(step=1, table=drafts, run_s=run_s, passes=passes),

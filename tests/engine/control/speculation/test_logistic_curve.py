@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import DRAFTERS
-from faser.engine.contract.drafts import Bools, Floats
+from faser.types.arrays import Bools, Floats
 from tests.engine.control.speculation.python_acceptance import PythonCurve
 
 

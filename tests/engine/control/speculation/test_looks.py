@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.control import OtherRows
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.draft_lengths import Objective, best_prefixes
-from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.engine.control.speculation.policy import Candidates, OtherRows, Policy
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Ints
 from faser.types.request import Request, Slo, SpeculationParams
 from tests.engine.control.speculation.building import answer, candidates, full, named_drafts, one_draft
 from tests.engine.control.speculation.test_policies import staircase
@@ -71,7 +71,7 @@ def test_where_no_draft_can_be_worth_a_row_steps_are_plain() -> None:
     driver.add(*asked)
     driver.step()
     control = driver.scheduler._speculation
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     plans = driver.run()
     driver.check(*asked)
     assert policy.asked == []
@@ -86,7 +86,7 @@ def test_what_drafts_would_have_been_right_is_learned_while_none_is_kept() -> No
     driver = driver_with(Looking({1: 1.0}))
     driver.add(asking("a", max_tokens=50))
     control = driver.scheduler._speculation
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     for _ in range(12):
         driver.step()
     assert control._acceptance._precision.max() > 0.0
@@ -120,7 +120,7 @@ def test_between_drafts_the_price_of_the_load_decides(price: float, method: str)
     driver.add(asking("a"))
     driver.step()
     control, running = driver.scheduler._speculation, driver.scheduler._running
-    assert control is not None
+    assert isinstance(control, SpeculationControl)
     others = OtherRows(rows=0, sequences=0)
     step = control.decide(running, others, budget=200, room=lambda _, lengths: lengths)
     assert step is not None

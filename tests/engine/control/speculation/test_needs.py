@@ -11,12 +11,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.needs import FLOOR, HORIZON, Urgency, needed_tokens
 from faser.engine.control.speculation.policy import Candidates
 from faser.engine.control.step_cost import CostModel
+from faser.types.arrays import Ints
 from tests.engine.control.speculation.building import candidates, constant, full, ints
 from tests.engine.control.speculation.test_policies import FLAT, policy, rate, with_passes
 

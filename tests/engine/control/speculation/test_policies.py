@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import POLICIES, SpeculationConfig
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.draft_lengths import Objective, best_lengths
 from faser.engine.control.speculation.faser_policy import SHARE
@@ -16,6 +15,7 @@ from faser.engine.control.speculation.policy import Candidates, Policy
 from faser.engine.control.step_cost import CostModel
 from faser.engine.control.step_posterior import DRAFTED, KEPT, PLAIN
 from faser.errors import ConfigError
+from faser.types.arrays import Ints
 from tests.engine.control.speculation.building import candidates, constant, ints
 from tests.native_acceptance import native_acceptance
 

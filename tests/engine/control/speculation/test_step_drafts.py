@@ -49,7 +49,7 @@ def asked(
     count = len(slots)
     requests = tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=new_blocks) for slot in slots)
     return StepDrafts(
-        chosen=range(count),
+        sequences=[],
         lengths=np.full(count, CAP),
         candidates=candidates(constant(0.5, count, CAP), slots=ints(*slots)),
         stop=stop,
@@ -194,7 +194,7 @@ def test_while_a_step_runs_the_models_plan_follows_even_without_requests(share: 
 
 
 def test_where_there_is_one_drafter_its_answer_is_the_drafts() -> None:
-    step = StepDrafts(chosen=[2], lengths=ints(3), candidates=candidates(constant(0.5, 1, CAP)))
+    step = StepDrafts(sequences=[], lengths=ints(3), candidates=candidates(constant(0.5, 1, CAP)))
     made = answer(draft(5, "draft_model", [1.0, 2.0]), run_s=0.5, passes=3)
     step.take(made)
     assert step.drafts is made
@@ -204,7 +204,7 @@ def test_where_there_is_one_drafter_its_answer_is_the_drafts() -> None:
 
 @pytest.mark.parametrize(("passes", "has_drafts"), [(0, False), (1, True)])
 def test_passes_whose_tokens_were_all_dropped_are_drafts_as_well(passes: int, has_drafts: bool) -> None:
-    step = StepDrafts(chosen=[0], lengths=ints(3), candidates=candidates(constant(0.5, 1, CAP)))
+    step = StepDrafts(sequences=[], lengths=ints(3), candidates=candidates(constant(0.5, 1, CAP)))
     step.take(answer(draft(0, "draft_model"), passes=passes))
     assert step.has_drafts == has_drafts
     assert step.verified() == []

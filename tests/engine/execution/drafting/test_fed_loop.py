@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.speculation.overlap import OverlapOptions
@@ -39,6 +38,7 @@ from faser.engine.execution.drafting.samplers import (
     GreedyDraftSampler,
     PointMassSampler,
     SampleAndMatchDraftSampler,
+    TokensAhead,
     drafted_by_runner,
 )
 from faser.engine.execution.models.loader import load_decoder
@@ -46,10 +46,11 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.execution.sampling.tokens import HostTokenSampler, SampledTokens, TokenSampler
+from faser.engine.execution.sampling.tokens import LOGITS_ONLY, HostTokenSampler, SampledTokens, TokenSampler
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling import NO_TOKEN, SamplingMetadata
+from faser.kernels.interface.sampling import SamplingMetadata
+from faser.types.arrays import NO_TOKEN, Ints
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
@@ -129,7 +130,7 @@ class Script:
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return replace(SamplingMetadata.greedy(positions), seeds=slots.astype(np.uint64))
 
-    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> TokensAhead:
         raise AssertionError("nothing is drafted in one call")
 
     def draft(self, logits: Tensor, requests: SamplingMetadata) -> Late:
@@ -162,9 +163,9 @@ class Pair:
     def __init__(self, directory: Path, kernel_cache: Path) -> None:
         self._directory = directory
         self._kernels = library_path(cache_dir=kernel_cache)
-        self.plain = self.runner(None)
+        self.plain = self.runner(LOGITS_ONLY)
 
-    def runner(self, chooser: TokenSampler | None) -> Runner:
+    def runner(self, chooser: TokenSampler) -> Runner:
         backend = NativeBackend(self._kernels, num_threads=1)
         decoder = load_decoder(
             self._directory,

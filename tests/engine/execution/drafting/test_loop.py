@@ -21,7 +21,7 @@ from faser.engine.execution.drafting.loop import DraftInput, ModelPasses, PassLo
 from faser.engine.execution.drafting.samplers import DraftRows, DraftTokens
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.kernels.interface.sampling import Ints
+from faser.types.arrays import Ints
 from tests.engine.execution.draft_lines import margins_of, tokens_of
 from tests.engine.execution.drafting.driving import BLOCK_SIZE, MAX_ROWS, NUM_BLOCKS, make_runner
 

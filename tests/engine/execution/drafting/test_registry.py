@@ -4,7 +4,6 @@ import ctypes
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -28,10 +27,9 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import SamplingState
-from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.arrays import Floats, Ints
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import lines_of
 from tests.engine.execution.drafting.driving import (
@@ -70,7 +68,7 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
 
 def test_every_drafter_has_one_constructor() -> None:
     assert tuple(MODEL_DRAFTERS) == PASS_METHODS
-    assert tuple(method for methods in TEXT_DRAFTERS for method in methods) == TEXT_METHODS
+    assert tuple(method for each in TEXT_DRAFTERS for method in each.methods) == TEXT_METHODS
     assert {*MODEL_DRAFTERS, *TEXT_METHODS} == {*DRAFTERS}
 
 
@@ -143,32 +141,7 @@ def no_index() -> ctypes.CDLL:
     raise ConfigError("no C++ compiler found; install g++")
 
 
-class NoStructures:
-    """Matchers of sequences none of which has a structure."""
-
-    slots = ()
-
-
-def test_without_the_index_auto_goes_on_without_text_and_the_log_says_what_to_install(
-    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    matchers = cast(SequenceMatchers, NoStructures())
-    own = replace(parts(tiny_checkpoint, with_model=True), matchers=matchers, load_index=no_index)
-    drafter = make_drafter(SpeculationConfig(model="some/model"), own)
-    assert isinstance(drafter, TextAndModel)
-    assert isinstance(drafter.model, DraftModel)
-    plan = DraftPlan(
-        step=0, width=16, from_text=True, requests=(DraftRequest(slot=0, max_tokens=2, new_blocks=()),)
-    )
-    assert [each.method for each in lines_of(drafter.propose(plan).table)] == ["grammar"], (
-        "one draft, and an empty one"
-    )
-    (message,) = caplog.messages
-    assert message.startswith("drafts are not looked up in text, which needs the native index of texts: ")
-    assert message.endswith("install g++")
-
-
-@pytest.mark.parametrize("method", NATIVE)
+@pytest.mark.parametrize("method", [*NATIVE, "auto"])
 def test_without_the_index_a_method_that_needs_it_is_refused(tiny_checkpoint: Path, method: str) -> None:
     with pytest.raises(ConfigError, match=rf"method {method} needs the native index of texts: .* install g\+\+"):
         make_drafter(SpeculationConfig(method=method), replace(parts(tiny_checkpoint), load_index=no_index))
@@ -183,7 +156,7 @@ class CountingChoice(TorchSamplingKernels):
 
     num_asked = 0
 
-    def best_and_margin(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: torch.Tensor) -> tuple[Ints, Floats]:
         self.num_asked += 1
         return super().best_and_margin(logits)
 

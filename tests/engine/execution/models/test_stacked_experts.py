@@ -148,7 +148,7 @@ def test_mxfp4_is_not_quantised_again_nor_read_of_another_family(
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"quantised \(mxfp4\), which is read of gpt-oss alone"):
+    with pytest.raises(ConfigError, match=r"quantised \(mxfp4\), which is supported for gpt-oss only"):
         load(tmp_path)
 
 

@@ -29,6 +29,7 @@ from faser.engine.execution.overlap.partition import (
     synchronous,
 )
 from faser.errors import ConfigError
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.alone
 
@@ -61,8 +62,8 @@ def lane_threads() -> set[threading.Thread]:
 @two_cores
 def test_both_lanes_run_at_the_same_time(lanes: Cores) -> None:
     """Each waits for the other. Caught: lanes that take turns."""
-    meet = threading.Barrier(2)
-    joined = lanes.run_both(lambda _lane, _done: meet.wait(10), synchronous(lambda _lane: meet.wait(10)))
+    meet = threading.Barrier(2, timeout=PATIENCE_S)
+    joined = lanes.run_both(lambda _lane, _done: meet.wait(), synchronous(lambda _lane: meet.wait()))
     assert {joined.drafted, joined.verified} == {0, 1}
     assert joined.overlap_s > 0
 
@@ -95,13 +96,13 @@ def test_a_draft_sees_that_verification_is_done(lanes: Cores) -> None:
     def draft(_lane: Lane, verify_done: Callable[[], bool]) -> tuple[bool, bool]:
         first = verify_done()
         began.set()
-        ends = time.monotonic() + 10
-        while not verify_done() and time.monotonic() < ends:
-            time.sleep(0.0005)
+        until(verify_done)
         return first, verify_done()
 
-    assert lanes.run_both(draft, synchronous(lambda _lane: began.wait(10))).drafted == (False, True)
-    assert lanes.run_both(lambda _lane, done: done(), synchronous(lambda _lane: time.sleep(0.05))).drafted is False
+    for _ in range(2):  # the flag goes down again
+        began.clear()
+        drafted = lanes.run_both(draft, synchronous(lambda _lane: began.wait(PATIENCE_S))).drafted
+        assert drafted == (False, True)
 
 
 @two_cores
@@ -126,10 +127,7 @@ def test_a_lane_that_waits_keeps_nothing_alive(lanes: Cores) -> None:
     drafted = lanes.run_both(lambda _lane, _done: Result(), synchronous(lambda _lane: None)).drafted
     result = weakref.ref(drafted)
     del drafted
-    ends = time.monotonic() + 5
-    while result() is not None and time.monotonic() < ends:
-        time.sleep(0.001)
-    assert result() is None
+    until(lambda: result() is None)
 
 
 @two_cores

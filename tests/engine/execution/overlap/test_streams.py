@@ -21,8 +21,7 @@ from faser.engine.execution.overlap.streams import plain_streams
 from faser.errors import ConfigError
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
-
-PATIENCE_S = 10.0
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -138,12 +137,12 @@ def test_both_lanes_run_at_the_same_time_and_are_timed_by_the_device(
         device.work(f"{seconds}", seconds)
         return given_s, given_s + seconds
 
-    joined = partition.run_both(lambda _lane, _done: work(0.05), synchronous(lambda _lane: work(0.08)))
+    joined = partition.run_both(lambda _lane, _done: work(0.05), synchronous(lambda _lane: work(0.4)))
     after_s = time.perf_counter()
     assert before_s <= joined.began_s <= min(joined.draft_began_s, joined.verify_began_s)
     assert max(joined.draft_ended_s, joined.verify_ended_s) <= after_s
     assert joined.draft_ended_s - joined.draft_began_s >= 0.0499
-    assert joined.verify_ended_s - joined.verify_began_s >= 0.0799
+    assert joined.verify_ended_s - joined.verify_began_s >= 0.3999
     both_s = min(joined.drafted[1], joined.verified[1]) - max(joined.drafted[0], joined.verified[0])
     assert joined.overlap_s >= both_s - 1e-6
     assert both_s > 0
@@ -191,15 +190,15 @@ def test_work_enqueued_while_waiting_counts_for_verification(
 
         return PendingResult(wait, launches_more)
 
-    def draft(_lane: Lane, verify_done: Callable[[], bool]) -> None:
-        ends_s = time.perf_counter() + PATIENCE_S
-        while not verify_done() and time.perf_counter() < ends_s:
-            time.sleep(0.0005)
+    def draft(_lane: Lane, verify_done: Callable[[], bool]) -> float:
+        until(verify_done)
         time.sleep(0.02)  # verification is done by then, unless it enqueues more
+        return time.perf_counter()
 
     joined = partition.run_both(draft, verify)
     verify_s = joined.verify_ended_s - joined.verify_began_s
-    assert verify_s >= 0.0699 if launches_more else 0.0099 <= verify_s < 0.03
+    assert verify_s >= (0.0699 if launches_more else 0.0099)
+    assert launches_more == (joined.verify_ended_s > joined.drafted)
     assert not launches_more or device.host >= {"forward", "choice"}
     assert device.default.before >= {"forward"}
 
@@ -208,20 +207,17 @@ def test_verification_is_done_when_the_device_has_done_it(partition: Partition, 
     """Caught: done as soon as it is enqueued, or never."""
 
     def verify(_lane: Lane) -> float:
+        given_s = time.perf_counter()
         device.work("verify", 0.05)
-        return time.perf_counter() + 0.05
+        return given_s + 0.05
 
-    def draft(_lane: Lane, verify_done: Callable[[], bool]) -> tuple[bool, float]:
-        first = verify_done()
-        ends_s = time.perf_counter() + PATIENCE_S
-        while not verify_done() and time.perf_counter() < ends_s:
-            time.sleep(0.0005)
-        return first, time.perf_counter()
+    def draft(_lane: Lane, verify_done: Callable[[], bool]) -> float:
+        until(verify_done)
+        return time.perf_counter()
 
     for _ in range(2):  # both pairs use the same events
         joined = partition.run_both(draft, synchronous(verify))
-        assert joined.drafted[0] is False
-        assert joined.verified - 0.01 <= joined.drafted[1] < joined.verified + PATIENCE_S - 1
+        assert joined.drafted >= joined.verified
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])

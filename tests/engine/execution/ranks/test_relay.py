@@ -28,6 +28,7 @@ from faser.errors import EngineError
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from tests.engine.execution.models.test_shard import ThreadRanks
+from tests.waiting import PATIENCE_S
 
 SLOTS, BLOCKS, MOST = 3, 8, 64
 
@@ -98,7 +99,7 @@ def on_two_ranks(directory: Path, work: Callable[[Runner], list[Tensor]]) -> lis
         return found
     finally:
         runner.close()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch
-from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types.answer import PositionLogprobs, SequenceError
+from faser.types.arrays import NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import NO_TOKEN, RACE_BLOCK, arrivals
+from faser.kernels.interface.sampling import RACE_BLOCK, arrivals
 from faser.types.answer import SequenceError
+from faser.types.arrays import NO_TOKEN
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import SampledRow, plain_rows, sample
 

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingMetadata
 from faser.types.answer import SequenceError
+from faser.types.arrays import Floats, Ints, Words
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import outcomes, plain_rows, sample
 
@@ -58,7 +59,7 @@ class Asked:
         self.questions.append("best")
         return self._choice.best(logits)
 
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         self.questions.append("best_and_margin")
         return self._choice.best_and_margin(logits)
 
@@ -78,7 +79,7 @@ class Asked:
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         self.questions.append("predict")
         return self._choice.predict(logits, rows, best, metadata, noise, token_ids)
 

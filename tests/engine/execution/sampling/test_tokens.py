@@ -12,7 +12,8 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler, HostTokenSampler
-from faser.kernels.interface.sampling import GREEDY, Ints, SamplingMetadata
+from faser.kernels.interface.sampling import GREEDY, SamplingMetadata
+from faser.types.arrays import Ints
 from tests.engine.execution.runner.test_graph_runner import asked
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend

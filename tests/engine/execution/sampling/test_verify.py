@@ -25,8 +25,8 @@ from faser.engine.execution.sampling.verify import (
     make_verifier,
     matched,
 )
-from faser.kernels.interface.sampling import NO_TOKEN
 from faser.types.answer import PositionLogprobs, SequenceError
+from faser.types.arrays import NO_TOKEN
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import Drafted, Outcome, layout, outcomes, sample
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling, starting

@@ -4,6 +4,7 @@ What auto stands for on machines with and without GPUs, and what is refused.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from faser.kernels.cuda.flashinfer.build import (
     modules_dir,
     needed_modules,
     package_of_modules,
+    product_modules,
 )
 from tests.checkpoints import tiny_llama_config
 
@@ -44,7 +46,10 @@ def model(
     )
 
 
-def said(models: list[CachedModel], folder: Path, *, may_compile: bool = True) -> list[str]:
+def said(models: list[CachedModel], folder: Path, *, may_compile: bool = True, products: bool = True) -> list[str]:
+    """products: their modules were compiled by an earlier start."""
+    if products:
+        put(folder_of_compiled(folder / "workspace", ARCH), *product_modules(ARCH))
     stages: list[str] = []
     check_kernels(
         models,
@@ -59,8 +64,18 @@ def said(models: list[CachedModel], folder: Path, *, may_compile: bool = True) -
 
 def put(folder: Path, *modules: Module) -> None:
     for each in modules:
-        (folder / each.own_name).mkdir(parents=True)
+        (folder / each.own_name).mkdir(parents=True, exist_ok=True)
         (folder / each.own_name / f"{each.own_name}.so").touch()
+
+
+def test_products_are_compiled_for_bfloat16_where_the_start_may_compile(tmp_path: Path) -> None:
+    """torch has products of its own, so nothing is refused without them."""
+    put(modules_dir(tmp_path, ARCH), *needed_modules([ATTENTION, replace(ATTENTION, dtype="float16")]))
+    assert said([model()], tmp_path, products=False) == [
+        "compiling kernels for 9.0a, about a minute on one core: cublaslt, tinygemm"
+    ]
+    assert said([model(torch.float16)], tmp_path, products=False) == []
+    assert said([model()], tmp_path, may_compile=False, products=False) == []
 
 
 def test_all_that_is_missing_is_listed_once_with_the_time_it_takes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.processes import has_ended, is_alive
+from tests.waiting import has_ended, is_alive
 
 # Starts a rank, says which process it is, and waits.
 PARENT = """
@@ -47,7 +47,7 @@ def test_a_rank_that_still_imports_ends_with_a_killed_parent(tmp_path: Path) -> 
                 assert is_alive(rank)
                 time.sleep(0.02)
             parent.kill()
-            assert has_ended(rank, 30.0)
+            assert has_ended(rank)
         finally:
             parent.kill()
             if is_alive(rank):

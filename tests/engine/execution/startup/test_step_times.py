@@ -211,9 +211,9 @@ def test_a_profile_says_when_it_was_made_and_how_busy_others_were_in_its_busiest
 
 def test_a_few_steps_of_a_table_can_be_timed_again_quickly(runner: Runner) -> None:
     profiler = StepProfiler(runner, LIMITS)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     now = profiler.seconds_now([1, 8], 0.05)
-    assert time.perf_counter() - began_s < 5
+    assert time.process_time() - began_s < 5
     assert [shape.rows for shape in now] == [1, 8]
     assert all(0 < each < 5 for each in now.values())
 

@@ -35,7 +35,8 @@ from faser.engine.execution.startup.files import ModelRole, target_files
 from faser.engine.execution.startup.models import LoadedModel
 from faser.engine.execution.startup.warm_up import STAGE, WarmUp, prepare_kernels, profile_memory
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.sampling import Ints, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingMetadata
+from faser.types.arrays import Ints, Words
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.runner.test_graph_runner import (
     BLOCK_SIZE,

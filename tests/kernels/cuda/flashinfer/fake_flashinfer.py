@@ -178,7 +178,7 @@ class FakeWrapper:
         self._keep(given)
         self._cached_module = FakePlanner(self)
         layout, not_read = (starts_of_rows, page_starts, lengths), [0] * 11
-        self._cached_module.plan("floats", "numbers", self._pinned, *layout, *not_read, False, 0, 0)
+        self._cached_module.plan("floats", "numbers", self._pinned, *layout, *not_read, False, 0, 0, False)
 
     def plan_pieces(self, starts: Tensor, page_starts: Tensor, *, left_out: int) -> list[int]:
         """The compiled planner: cuts sequences so that their tiles fill the device."""

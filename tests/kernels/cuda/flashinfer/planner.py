@@ -62,6 +62,7 @@ class Layout:
     """rows, pages: of every sequence. most_rows: of a captured graph; None: an eager plan.
 
     rows_each: that every sequence of every plan has; 0: any number. head_dim: any that a module could have.
+    decodes: planned by FlashInfer's wrapper for decoding, where every sequence always has one row.
     """
 
     rows: tuple[int, ...]
@@ -72,6 +73,7 @@ class Layout:
     window_left: int = -1
     rows_each: int = 0
     head_dim: int = HEAD_DIM
+    decodes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,8 @@ class Planner:
             -1,
             False,
             colocated,
-            layout.rows_each,
+            1 if layout.decodes else layout.rows_each,
+            layout.decodes,
         )
         launch_arguments = tuple(self._module.plan(self._floats, self._numbers, self._staging, *arguments))
         num_bytes, _ = self._module.workspace_size(self._floats, *arguments)

@@ -1,4 +1,4 @@
-"""What FlashInfer 0.7.2.post1 accepts: the parameters of everything that is called, by name and in order.
+"""What FlashInfer 0.7.4 accepts: the parameters of everything that is called, by name and in order.
 
 A parameter with a default ends in "="; those after "*" are given by name only. One test holds this table against
 the installed package; the emulation binds every call to it.
@@ -7,13 +7,13 @@ the installed package; the emulation binds every call to it.
 import inspect
 from inspect import Parameter, Signature
 
-VERSION = "0.7.2.post1"
+VERSION = "0.7.4"
 
 SIGNATURES = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": (
         "self float_workspace_buffer kv_layout= use_cuda_graph= qo_indptr_buf= paged_kv_indptr_buf= "
         "paged_kv_indices_buf= paged_kv_last_page_len_buf= custom_mask_buf= mask_indptr_buf= backend= jit_args= "
-        "jit_kwargs= variant_owns_mask="
+        "jit_kwargs= variant_owns_mask= max_total_num_rows="
     ),
     "BatchPrefillWithPagedKVCacheWrapper.plan": (
         "self qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads num_kv_heads "
@@ -21,7 +21,7 @@ SIGNATURES = {
         "use_fp16_qk_reduction= sm_scale= window_left= logits_soft_cap= rope_scale= rope_theta= q_data_type= "
         "kv_data_type= o_data_type= non_blocking= prefix_len_ptr= token_pos_in_items_ptr= token_pos_in_items_len= "
         "max_item_len_ptr= seq_lens= seq_lens_q= block_tables= max_token_per_sequence= max_sequence_kv= "
-        "fixed_split_size= disable_split_kv= uniform_q_len="
+        "fixed_split_size= disable_split_kv= uniform_q_len= use_token_head_sf="
     ),
     "BatchPrefillWithPagedKVCacheWrapper.run": (
         "self q paged_kv_cache *args q_scale= k_scale= v_scale= out= lse= return_lse= lse_base= lse_layout= "
@@ -36,14 +36,14 @@ SIGNATURES = {
     ),
     "BatchDecodeWithPagedKVCacheWrapper.__init__": (
         "self float_workspace_buffer kv_layout= use_cuda_graph= use_tensor_cores= paged_kv_indptr_buffer= "
-        "paged_kv_indices_buffer= paged_kv_last_page_len_buffer= backend= jit_args="
+        "paged_kv_indices_buffer= paged_kv_last_page_len_buffer= backend= jit_args= jit_kwargs="
     ),
     # plan() takes anything and hands it on to _plan_impl(); this is what that accepts.
     "BatchDecodeWithPagedKVCacheWrapper._plan_impl": (
         "self indptr indices last_page_len num_qo_heads num_kv_heads head_dim page_size * pos_encoding_mode= "
         "window_left= window_right= logits_soft_cap= q_data_type= kv_data_type= o_data_type= data_type= sm_scale= "
         "rope_scale= rope_theta= non_blocking= block_tables= seq_lens= fixed_split_size= disable_split_kv= "
-        "q_len_per_req= is_causal="
+        "q_len_per_req= is_causal= use_token_head_sf="
     ),
     "BatchDecodeWithPagedKVCacheWrapper.run": (
         "self q paged_kv_cache *args q_scale= k_scale= v_scale= out= lse= return_lse= enable_pdl= window_left= "

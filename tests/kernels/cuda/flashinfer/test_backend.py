@@ -35,6 +35,7 @@ from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import as_bytes
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.activation import Activation
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -314,7 +315,7 @@ def test_small_operations_give_what_the_reference_gives(dtype: torch.dtype) -> N
         added = None if residual is None else residual.float()
         wanted = REFERENCE.rms_norm(x.float(), weight, 1e-3, wide, residual=added)
         check(backend.rms_norm(x, weight, 1e-3, out, residual=residual), wanted)
-    for activation in ("silu", "gelu_tanh"):
+    for activation in (Activation.SILU, Activation.GELU_TANH):
         found = backend.gate(gate_up, torch.empty(4, 20, dtype=dtype), activation)
         check(found, REFERENCE.gate(gate_up.float(), torch.empty(4, 20), activation))
     packed: PackedLinear = backend.pack(x)
@@ -398,9 +399,7 @@ def test_wrappers_are_the_packages_own_but_for_their_planner() -> None:
 
 
 def test_a_version_whose_plans_may_be_others_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"0\.8\.0 is installed, and FASER plans attention as 0\.7\.2\.post1 does"
-    ):
+    with pytest.raises(ConfigError, match=r"0\.8\.0 is installed, and FASER plans attention as 0\.7\.4 does"):
         load_flashinfer(None, lambda: fake_package("0.8.0"))
 
 

@@ -16,7 +16,7 @@ import pytest
 from faser.kernels.cuda.flashinfer.library import planning_wrapper
 
 PLANNED: list[tuple[Any, ...]] = []
-ARGUMENTS: tuple[Any, ...] = (*range(100, 116), -1, False, 0, 0)
+ARGUMENTS: tuple[Any, ...] = (*range(100, 116), -1, False, 0, 0, False)
 
 
 def planned(*arguments: Any) -> list[Any]:
@@ -73,9 +73,9 @@ def test_all_else_is_as_without_a_lane() -> None:
     "arguments, problem",
     [
         (ARGUMENTS[:16], "plans with 16 arguments"),
-        ((*ARGUMENTS, 0), "plans with 21 arguments"),
-        ((*ARGUMENTS[:17], 0, False, 0), r"plans with \(0, False\)"),
-        ((*ARGUMENTS[:18], 64, 0), "leaves out 64 blocks by itself"),
+        ((*ARGUMENTS, 0), "plans with 22 arguments"),
+        ((*ARGUMENTS[:17], 0, False, 0, False), r"plans with \(0, False\)"),
+        ((*ARGUMENTS[:18], 64, 0, False), "leaves out 64 blocks by itself"),
     ],
 )
 def test_another_planner_is_refused(arguments: tuple[Any, ...], problem: str) -> None:

@@ -42,15 +42,15 @@ def idle_blocks(num_processors: int) -> int:
     return BLOCKS_PER_PROCESSOR * (ALL - num_processors)
 
 
-def left_out_blocks(layout: Layout, num_processors: int, *, one_row_each: bool = False) -> int:
+def left_out_blocks(layout: Layout, num_processors: int) -> int:
     """Of a wrapper for graphs."""
-    kind, rows = kind_of(layout, one_row_each=one_row_each), layout.most_rows or sum(layout.rows)
+    kind, rows = kind_of(layout), layout.most_rows or sum(layout.rows)
     grid = PlanGrid.of(kind, rows, len(layout.rows), layout.rows_each or None)
     pieces = grid.most_pieces(kind, num_processors, grid.tiles_of(kind, np.array(layout.rows)))
     return BLOCKS_PER_PROCESSOR * ALL - pieces * layout.num_kv_heads
 
 
-def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
+def kind_of(layout: Layout) -> AttentionKind:
     shape = AttentionShape(
         num_heads=layout.num_heads,
         num_kv_heads=layout.num_kv_heads,
@@ -58,7 +58,7 @@ def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
         scale=1.0,
         window=None if layout.window_left < 0 else layout.window_left + 1,
     )
-    return AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each)
+    return AttentionKind(shape, torch.bfloat16, torch.bfloat16, layout.decodes)
 
 
 def drawn(draw: random.Random, num_sequences: int, num_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -130,9 +130,10 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
                 most_rows=most_rows,
                 window_left=window_left,
                 head_dim=head_dim,
+                decodes=one_row_each,
             )
-            kind = kind_of(layout, one_row_each=one_row_each)
-            left_out = left_out_blocks(layout, num_processors, one_row_each=one_row_each)
+            kind = kind_of(layout)
+            left_out = left_out_blocks(layout, num_processors)
             plan = planner.plan(layout, colocated=left_out)
             launch_arguments.add(plan.launch_arguments)
             if kind.uses_tensor_cores:
@@ -154,9 +155,10 @@ def test_one_long_sequence_among_many_short_ones_is_cut(
         num_kv_heads=8,
         most_rows=64 * rows_each,
         rows_each=rows_each if rows_each > 1 else 0,
+        decodes=rows_each == 1,
     )
     skewed = replace(equal, pages=(2048, *(64,) * 63))
-    left_out = left_out_blocks(equal, num_processors, one_row_each=rows_each == 1)
+    left_out = left_out_blocks(equal, num_processors)
     at_once = BLOCKS_PER_PROCESSOR * num_processors // 8
     assert len(planner.plan(skewed, colocated=idle_blocks(num_processors)).blocks()) == 64
     assert len(planner.plan(equal, colocated=left_out).blocks()) == 64
@@ -167,9 +169,14 @@ def test_one_long_sequence_among_many_short_ones_is_cut(
 def test_sequences_of_one_length_are_cut_as_flashinfer_cuts_them(planner: Planner, num_processors: int) -> None:
     for sequences in range(1, 80):
         layout = Layout(
-            rows=(1,) * sequences, pages=(64,) * sequences, num_heads=32, num_kv_heads=8, most_rows=sequences
+            rows=(1,) * sequences,
+            pages=(64,) * sequences,
+            num_heads=32,
+            num_kv_heads=8,
+            most_rows=sequences,
+            decodes=True,
         )
-        left_out = left_out_blocks(layout, num_processors, one_row_each=True)
+        left_out = left_out_blocks(layout, num_processors)
         found, own = (planner.plan(layout, colocated=each) for each in (left_out, idle_blocks(num_processors)))
         assert found.blocks() == own.blocks(), sequences
 
@@ -262,9 +269,9 @@ def test_the_workspace_that_is_reserved_holds_the_plans_of_all_graphs(
                 most_rows=size.rows,
                 rows_each=size.rows_each or 0,
             )
-            plan = planner.plan(layout, colocated=left_out_blocks(layout, ALL, one_row_each=size.one_row_each))
+            plan = planner.plan(layout, colocated=left_out_blocks(layout, ALL))
             room = split_bytes(
-                kind_of(layout, one_row_each=size.one_row_each),
+                kind_of(layout),
                 ALL,
                 rows=size.rows,
                 sequences=len(rows),
@@ -305,7 +312,7 @@ def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_c
                 rows_each=each,
                 head_dim=head_dim,
             )
-            kind = kind_of(layout, one_row_each=False)
+            kind = kind_of(layout)
             plan = planner.plan(layout, colocated=left_out_blocks(layout, num_processors))
             launch_arguments.add(plan.launch_arguments)
             room = split_bytes(kind, num_processors, rows=each * sequences, sequences=sequences, rows_each=each)
@@ -401,7 +408,7 @@ def test_plans_of_any_size_find_room_for_what_they_split(
         heads = num_kv_heads * draw.choice(GROUPS)
         layout = Layout(rows=rows, pages=pages, num_heads=heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         taken = planner.plan(layout, colocated=idle_blocks(num_processors)).bytes
-        room = split_bytes(kind_of(layout, one_row_each=False), num_processors)
+        room = split_bytes(kind_of(layout), num_processors)
         assert taken <= room
         fullest = max(fullest, taken / room)
     assert fullest > 0.75
@@ -445,6 +452,7 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
             num_heads=planned_wrappers.GROUP * planned_wrappers.NUM_KV_HEADS,
             num_kv_heads=planned_wrappers.NUM_KV_HEADS,
             most_rows=sequences,
+            decodes=True,
         )
-        left_out = left_out_blocks(layout, num_processors, one_row_each=True)
+        left_out = left_out_blocks(layout, num_processors)
         assert tuple(captured) == planner.plan(layout, colocated=left_out).launch_arguments

@@ -29,6 +29,7 @@ from faser.kernels.cuda.triton.experts import (
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.shapes import PackedLinear
 from faser.kernels.torch_backend import TorchBackend
+from faser.types.activation import Activation
 from tests.kernels.cuda.triton.rows import DEVICE
 
 COUNT, TOP, HIDDEN, INNER = 7, 3, 136, 72  # no multiples of a program's outputs, nor of its depth
@@ -73,7 +74,7 @@ class Mixture:
         x: Tensor,
         *,
         renormalise: bool = True,
-        activation: str = "silu",
+        activation: Activation = Activation.SILU,
         scales: Tensor | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
         slots: Tensor | None = None,
@@ -100,7 +101,12 @@ class Mixture:
         return ExpertMatrices(weights=_there(weights), biases=_there(biases) if self.biased else None)
 
     def wanted(
-        self, x: Tensor, *, renormalise: bool = True, activation: str = "silu", scales: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        renormalise: bool = True,
+        activation: Activation = Activation.SILU,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, int]:
         backend, hidden = TorchBackend(), torch.ones_like(x)
         block = Experts(
@@ -127,9 +133,11 @@ def _there(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("rows, renormalise, activation", [(1, True, "silu"), (5, False, "gelu_tanh")])
+@pytest.mark.parametrize(
+    "rows, renormalise, activation", [(1, True, Activation.SILU), (5, False, Activation.GELU_TANH)]
+)
 def test_a_mixture_is_that_of_one_expert_after_the_other(
-    rows: int, renormalise: bool, activation: str, dtype: torch.dtype
+    rows: int, renormalise: bool, activation: Activation, dtype: torch.dtype
 ) -> None:
     mixture = Mixture(dtype)
     x = mixture.rows(rows)
@@ -178,8 +186,8 @@ def test_weights_are_scaled_after_they_are_renormalised() -> None:
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("activation", ["silu", "swigluoai"])
-def test_biases_are_those_of_the_expert_and_gates_are_clamped(activation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.SWIGLU_OAI])
+def test_biases_are_those_of_the_expert_and_gates_are_clamped(activation: Activation, dtype: torch.dtype) -> None:
     """The reference rounds gates more often: a few units in the last place of sums of large numbers."""
     mixture = Mixture(dtype, biased=True)
     x = mixture.rows(6)

@@ -19,10 +19,10 @@ const SAMPLE_SCHEMA = {
 
 // name, label, limits of the input, what it is for. Empty: the server's default.
 const SAMPLING = [
-  ["temperature", "Temperature", { min: 0, max: 2, step: 0.05 }, "0: always the likeliest token (greedy)"],
-  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }, "nucleus sampling: the likeliest tokens that add up to this probability"],
-  ["top_k", "Top k", { min: 0, step: 1 }, "only the k likeliest tokens; 0: all"],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "minimum probability, relative to the likeliest token"],
+  ["temperature", "Temperature", { min: 0, max: 2, step: 0.05 }, "0: always the most likely token (greedy)"],
+  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }, "nucleus sampling: the most likely tokens that add up to this probability"],
+  ["top_k", "Top k", { min: 0, step: 1 }, "only the k most likely tokens; 0: all"],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "minimum probability, relative to the most likely token"],
   ["max_tokens", "Max tokens", { min: 1, step: 1 }, "maximum length of the answer"],
   ["seed", "Seed", { step: 1 }, "the same seed gives the same answer"],
   ["repetition_penalty", "Repetition", { min: 0.01, step: 0.05 }, "above 1: discourages repeated tokens"],

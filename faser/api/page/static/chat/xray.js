@@ -10,6 +10,8 @@ const DRAFTERS = {
   draft_model: ["m", "draft model", "by a smaller model"],
   eagle3: ["h", "head", "by a small model that reads the model's hidden states"],
   mtp: ["t", "MTP layer", "by the model's own layer for drafting"],
+  dflash: ["b", "block drafter", "a block at once, by a small model that reads the model's hidden states"],
+  dspark: ["k", "block drafter", "a block at once, by a small model that reads the model's hidden states"],
   grammar: ["g", "grammar", "all that the answer's format allows"],
 };
 const OWN = {

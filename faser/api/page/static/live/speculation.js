@@ -4,7 +4,7 @@ import { fillLegend, legend, RECENT_S, SPAN_S } from "./board.js";
 import { BarChart, FlowChart, HeatChart, StepChart } from "./charts.js";
 import * as n from "./numbers.js";
 
-const DRAFTERS = ["draft_model", "eagle3", "mtp", "suffix", "ngram", "ngram_model", "grammar"];
+const DRAFTERS = ["draft_model", "eagle3", "mtp", "dflash", "dspark", "suffix", "ngram", "ngram_model", "grammar"];
 
 // Folded: speculation is one part of the server, and these panels are half of the view.
 export function addSpeculation(board) {

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.model import BlockModel, BlockRows, Candidates, SeenRows, rows_alone
 from faser.engine.execution.drafting.head_memory import UNKNOWN
-from faser.engine.execution.runner.graph_sizes import next_size
+from faser.engine.execution.runner.graph_sizes import next_size, size_for
 from faser.engine.execution.runner.graphs import ALL_FLAGS
 from faser.engine.execution.sampling.tokens import SampledTokens, SamplingMetadataBuffer
 from faser.kernels.interface.backend import Backend
@@ -30,6 +29,8 @@ from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize,
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingMetadata, TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import present
+from faser.types.arrays import Ints
 
 _LINE = 4  # sequences; parts of a walk begin at multiples of 16 bytes, as the sampler's kernels need it
 _LARGEST = 100.0  # log-odds of a confidence
@@ -140,8 +141,7 @@ class BlockGraphs:
         """Launch the context rows. False: there is no graph for them, and nothing was launched."""
         if not self.has_context(layout):
             return False
-        size = next_size(self._sizes, len(numbers))
-        assert size is not None
+        size = size_for(self._sizes, len(numbers))
         sent = self._context_inputs.host()
         sent[: len(numbers)], sent[len(numbers) :] = numbers, UNKNOWN
         self._context_inputs.send()
@@ -166,9 +166,7 @@ class BlockGraphs:
             assert self.read(given.context, given.numbers), "see fits"
         self._launch_blocks(given.blocks, given.token_ids, given.depth, given.anchors)
         count, flags = len(given.firsts), given.requests.truncation_flags
-        size, depth = next_size(self._of_sequences, count), next_size(self._depths, given.most)
-        assert size is not None
-        assert depth is not None
+        size, depth = size_for(self._of_sequences, count), size_for(self._depths, given.most)
         sent = self._walk_inputs.host()
         sent[:count], sent[count:] = given.firsts, 0
         self._walk_inputs.send()
@@ -179,8 +177,7 @@ class BlockGraphs:
 
     def _launch_blocks(self, blocks: RowLayout, token_ids: Ints, depth: Ints, anchors: Ints) -> None:
         rows, most = len(token_ids), self._sizes[-1]
-        size = next_size(self._sizes, rows)
-        assert size is not None
+        size = size_for(self._sizes, rows)
         sent = self._block_inputs.host().reshape(3, most)
         sent[:, :rows] = token_ids, depth, anchors
         sent[:, rows:] = 0
@@ -317,7 +314,7 @@ def _depths(model: BlockModel) -> tuple[int, ...]:
 
 def _parts(found: Candidates) -> list[Tensor]:
     parts = (found.scores, found.token_ids, found.pairs, found.confidences)
-    return [each for each in parts if each is not None]
+    return present(parts)
 
 
 def _tokens_of(readback: Readback, most: int, count: int) -> list[SampledTokens]:

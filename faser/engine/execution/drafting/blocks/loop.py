@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.blocks.graphs import BlockGraphs, BlockPass
 from faser.engine.execution.drafting.blocks.model import BlockModel, block_rows
@@ -30,6 +29,7 @@ from faser.engine.execution.drafting.loop import (
     chunks,
     drafted,
     no_drafts,
+    on_host,
 )
 from faser.engine.execution.drafting.samplers import (
     DraftRows,
@@ -39,20 +39,21 @@ from faser.engine.execution.drafting.samplers import (
     drafted_by_runner,
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import repeatable_memory
+from faser.engine.execution.runner.runner import CachedRunner
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockInputs
 from faser.kernels.interface.blocks import DraftedTokens, DraftRules
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling import SamplingKernels
-from faser.kernels.interface.shapes import KvCache, RowLayout
+from faser.kernels.interface.shapes import RowLayout
+from faser.optional import maybe
+from faser.types.arrays import Ints
 
 _log = logging.getLogger("faser")
 
 _LARGEST = 100.0  # log-odds of a confidence
 
 
-class BlockRunner:
+class BlockRunner(CachedRunner):
     """Runs a block drafter over rows. Owns its KV cache. To be called in inference mode.
 
     vocab_size: the target's. kv: size of the drafter's cache, which the runner allocates. states: the target's
@@ -62,12 +63,10 @@ class BlockRunner:
     def __init__(
         self, model: BlockModel, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int
     ) -> None:
+        super().__init__(backend, kv)
         self.head = model
         self.graphs: BlockGraphs | None = None
         self.vocab_size = vocab_size
-        self._backend = backend
-        self._block_size = kv.block_size
-        self._cache = backend.allocate_kv(kv)
         self._dummy_states = states.zero_()
         self._hidden = states[:0]  # [R, H], of the last `forward`
         self._replayed = False
@@ -80,28 +79,6 @@ class BlockRunner:
     @property
     def device(self) -> torch.device:
         return self._backend.device
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
-
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
-
-    @property
-    def cache(self) -> KvCache:
-        """Keys and values of the drafter's layers."""
-        return self._cache
 
     def run(self, layout: RowLayout, context: Sequence[int], token_ids: Ints, states: Tensor) -> Tensor:
         """Return hidden [B, H] of the rows of blocks. layout: of all rows. token_ids: [B].
@@ -224,11 +201,7 @@ class BlockLoop:
                 states=self._states.gather([piece for each in inputs for piece in each.states]),
                 block_table=self._table.of(slots),
             ),
-            DraftRules(
-                max_tokens=max_tokens,
-                metadata=None if ahead is None else ahead.metadata,
-                noise=None if ahead is None else ahead.noise,
-            ),
+            DraftRules(max_tokens=max_tokens, metadata=ahead.metadata, noise=ahead.noise),
         )
         return drafted(found)
 
@@ -331,8 +304,7 @@ class BlockLoop:
         anchors[firsts] = [each.token_ids[-1] for each in inputs]
         found = self._runner.head.candidates(hidden, torch.from_numpy(anchors).to(hidden.device))
         of_rows, token_ids = found.scores.numpy(force=True), found.token_ids.numpy(force=True)
-        pairs = None if found.pairs is None else found.pairs.numpy(force=True)
-        confidences = None if found.confidences is None else found.confidences.numpy(force=True)
+        pairs, confidences = maybe(on_host, found.pairs), maybe(on_host, found.confidences)
         active, rows, before = np.arange(len(inputs)), progress.first_rows(), np.zeros_like(firsts)
         for depth in range(max(each.max_tokens for each in inputs)):
             at = firsts[active] + depth

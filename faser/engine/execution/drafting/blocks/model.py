@@ -24,14 +24,15 @@ DSpark (arXiv 2607.05147).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.blocks import BlockSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.execution.drafting.blocks.dflash2 import LayerConvolutions
+from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
@@ -40,6 +41,8 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.block_drafting import BlockRoom, BlockStack
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +185,7 @@ class BlockModel:
             logits=buffers.logits,
         )
         self._drafting_stack = self._stack() if spec.is_plain else None
-        windows = [each for each in spec.decoder.windows if each is not None]
+        windows = present(spec.decoder.windows)
         self.shortest_window = min(windows, default=None)
 
     @property
@@ -216,10 +219,10 @@ class BlockModel:
             causal=spec.causal,
             logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head),
             num_candidates=min(spec.num_candidates, spec.draft_vocab_size),
-            draft_ids=None if self.draft_ids is None else self.draft_ids.numpy(force=True),
+            draft_ids=maybe(on_host, self.draft_ids),
             predicts_from_anchor=spec.predicts_from_anchor,
-            markov=None if markov is None else (markov.before, markov.candidates),
-            confidence=None if confidence is None else (*confidence[:2], float(confidence[2])),
+            markov=maybe(attrgetter("before", "candidates"), markov),
+            confidence=maybe(lambda parts: (*parts[:2], float(parts[2])), confidence),
         )
 
     def run(self, states: Tensor, rows: BlockRows, cache: KvCache) -> Tensor:
@@ -291,15 +294,15 @@ class BlockModel:
             (all_rows,) = rows.own if causal else rows.seen
             backend.attend(queries, cache, number, shape, all_rows.plan, mixed, sinks=layer.sinks)
             return
+        whole = replace(shape, window=None)
         for each in rows.windowed:
-            window = None if each.rows is None else shape.window + each.distance
-            found = mixed if each.rows is None else mixed.new_empty((len(each.rows), mixed.shape[1]))
-            asked = queries if each.rows is None else queries[each.rows]
-            backend.attend(
-                asked, cache, number, replace(shape, window=window), each.plan, found, sinks=layer.sinks
-            )
-            if each.rows is not None:
-                mixed[each.rows] = found
+            if each.rows is None:
+                backend.attend(queries, cache, number, whole, each.plan, mixed, sinks=layer.sinks)
+                continue
+            part, found = queries[each.rows], mixed.new_empty((len(each.rows), mixed.shape[1]))
+            near = replace(shape, window=shape.window + each.distance)
+            backend.attend(part, cache, number, near, each.plan, found, sinks=layer.sinks)
+            mixed[each.rows] = found
 
     def candidates(self, hidden: Tensor, anchors: Tensor) -> "Candidates":
         """The best tokens of each row. hidden: [N, H] of rows that predict, draft after draft.

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.assistant import AssistantSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HiddenStates
 from faser.engine.execution.drafting.heads.head import HeadRunner
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE
 from faser.engine.execution.drafting.loop import DraftInput, PassLoop, rows_of
 from faser.engine.execution.drafting.samplers import DraftSampler
 from faser.engine.execution.models.decoder import Buffers, Decoder
@@ -48,6 +48,8 @@ from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderLayer, DecoderStack, DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
+from faser.optional import present
+from faser.types.arrays import Ints
 
 _BEFORE, _BEHIND = "pre_projection.weight", "post_projection.weight"
 _CENTROIDS, _ORDER = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
@@ -80,7 +82,7 @@ class AssistantHead:
 
     drafting_stack = None
     draft_ids = None
-    vocabulary = None
+    vocabulary = WHOLE
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class AssistantDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
-        batch = self._loop.draft([each for each in found if each is not None], plan.stop, until)
+        batch = self._loop.draft(present(found), plan.stop, until)
         return Proposals(table=batch.table(plan, self._method, drafting), passes=batch.passes, probs=batch.probs)
 
     def commit(self, slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -292,7 +294,7 @@ class _AssistantPasses:
         self.table = table
         self._runner = runner
         self._states = states
-        self._layout: RowLayout | None = None
+        self._layout: RowLayout  # of the pass before
         self._hidden = torch.empty(0)
 
     def first(self, inputs: Sequence[DraftInput]) -> tuple[Tensor, int]:
@@ -303,7 +305,6 @@ class _AssistantPasses:
 
     def further(self, batch: RowBatch, sources: Ints) -> Tensor:
         layout, rows = self._layout, torch.from_numpy(sources)
-        assert layout is not None, "the first pass comes first"
         if len(sources) < len(self._hidden):
             layout = self._layout = RowLayout(
                 query_start=torch.arange(len(sources) + 1, dtype=torch.int32),

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import StopRule
 from faser.engine.execution.drafting.head_memory import UNKNOWN, HiddenStates
 from faser.engine.execution.drafting.heads.head import Head
@@ -33,6 +32,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.delta_net import StateStep
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphCapture, StagingBuffer
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
+from faser.types.arrays import Ints
 
 
 class HeadDecoder:

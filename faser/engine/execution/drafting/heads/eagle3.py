@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.heads import FeatureNorm, HeadSpec
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE
+from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.rope import RotaryTables
@@ -44,6 +46,7 @@ from faser.kernels.interface.blocks import (
     NormedLinear,
 )
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
+from faser.optional import maybe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ class HeadBuffers:
 class Eagle3Head:
     """Head of one layer as EAGLE-3 has it. rotary: see Decoder; it has the positions of the cache's entries."""
 
-    vocabulary = None
+    vocabulary = WHOLE
 
     def __init__(
         self,
@@ -208,5 +211,5 @@ class Eagle3Head:
             residual_is_normed=self.spec.norm_before_residual,
             qkv=weights.layers[0].qkv,
             layers=self._stack,
-            draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+            draft_ids=maybe(on_host, draft_ids),
         )

@@ -26,12 +26,11 @@ from torch import Tensor
 
 from faser.config.speculation import MOST_STATES_READ
 from faser.engine.checkpoints.heads import HeadSpec
-from faser.engine.contract.drafts import Ints
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.execution.drafting.cold_state import differs_from_cold
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
 from faser.engine.execution.drafting.head_memory import HeadCache, HeadLine, HiddenStates, StatePiece
-from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE, WholeVocabulary
 from faser.engine.execution.drafting.loop import (
     DraftBatch,
     DraftInput,
@@ -44,7 +43,7 @@ from faser.engine.execution.drafting.loop import (
 )
 from faser.engine.execution.drafting.samplers import DraftSampler, PointMassSampler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
-from faser.engine.execution.runner.runner import repeatable_memory
+from faser.engine.execution.runner.runner import CachedRunner
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     DraftedTokens,
@@ -55,8 +54,9 @@ from faser.kernels.interface.blocks import (
     StopNumbers,
 )
 from faser.kernels.interface.kv_cache import KvShape
-from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
+from faser.optional import maybe, present
+from faser.types.arrays import Ints
 
 
 class StateLoop(DraftLoop, Protocol):
@@ -94,7 +94,7 @@ class HeadDrafter:
         method: str,
         *,
         trained: int,
-        vocabulary: DraftVocabulary | None = None,
+        vocabulary: WholeVocabulary = WHOLE,
     ) -> None:
         self._method = method
         self.vocabulary = vocabulary
@@ -112,11 +112,11 @@ class HeadDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         found = [self._input(each) for each in plan.requests]
         drafting = [at for at, each in enumerate(found) if each is not None]
-        inputs = [each for each in found if each is not None]
+        inputs = present(found)
         batch = self.loop.draft(inputs, plan.stop, until)
         catchup_tokens = sum([max(0, len(each.token_ids) - self._lines[each.slot].num_new) for each in inputs])
         self._fill(inputs)
-        if self.vocabulary is not None and inputs:
+        if inputs:
             self.vocabulary.drafted([each.slot for each in inputs], batch.token_ids[:, 0].tolist())
         return Proposals(
             table=batch.table(plan, self._method, drafting),
@@ -130,8 +130,7 @@ class HeadDrafter:
             line = self._lines[slot]
             line.token_ids.extend(tokens)
             line.num_new = len(tokens)
-        if self.vocabulary is not None:
-            self.vocabulary.commit(slots, counts, token_ids)
+        self.vocabulary.commit(slots, counts, token_ids)
         if full := self._states.take_full():
             self._read_ahead(full)
 
@@ -313,19 +312,18 @@ class HeadLoop:
             self._states.gather([piece for each in inputs for piece in each.states]),
             DraftRules(
                 max_tokens=max_tokens,
-                stop=None
-                if stop is None
-                else StopNumbers(
-                    row_price=stop.row_price,
-                    pass_prices=stop.pass_prices,
-                    intercept=stop.intercept,
-                    slope=stop.slope,
-                ),
-                metadata=None if ahead is None else ahead.metadata,
-                noise=None if ahead is None else ahead.noise,
+                stop=maybe(_stop_numbers, stop),
+                metadata=ahead.metadata,
+                noise=ahead.noise,
             ),
         )
         return drafted(found)
+
+
+def _stop_numbers(stop: StopRule) -> StopNumbers:
+    return StopNumbers(
+        row_price=stop.row_price, pass_prices=stop.pass_prices, intercept=stop.intercept, slope=stop.slope
+    )
 
 
 class _HeadPasses:
@@ -379,8 +377,8 @@ class Head(Protocol):
         ...
 
     @property
-    def vocabulary(self) -> DraftVocabulary | None:
-        """Return how many of the draft_ids it chooses from; None: always all."""
+    def vocabulary(self) -> WholeVocabulary:
+        """Return how many of the draft_ids it chooses from."""
         ...
 
     @property
@@ -414,7 +412,7 @@ class Head(Protocol):
         ...
 
 
-class HeadRunner:
+class HeadRunner(CachedRunner):
     """Runs a head over rows. Owns its KV cache, and the hidden states of a pass that is timed.
 
     A pass over rows of committed tokens takes the target's states; a pass over draft tokens takes, in their place,
@@ -425,29 +423,14 @@ class HeadRunner:
     """
 
     def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
+        super().__init__(backend, kv)
         self.head = head
         self.vocab_size = vocab_size
-        self._backend = backend
-        self._block_size = kv.block_size
-        self._cache = backend.allocate_kv(kv)
         self._hidden = states[:0]  # [R, Hh], of the last `forward`
         drafting, stack = backend.head_drafting, head.drafting_stack
         takes = drafting is not None and stack is not None and drafting.takes(stack)
         self._drafting = drafting if takes else None
         self._dummy_states = states.zero_()  # for passes that are only timed
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        return self._backend.sampling_kernels
-
-    @property
-    def experts_read(self) -> int:
-        """Count the experts' weights that the backend has read so far."""
-        return self._backend.experts_read
-
-    def row_edges(self, most: int) -> tuple[int, ...]:
-        """Return the row counts below `most` that fill tiles of the backend's products."""
-        return self._backend.row_edges(most)
 
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
         """A pass over committed tokens. states: [R, K * H] of the positions before them.
@@ -463,10 +446,6 @@ class HeadRunner:
     def logits_of(self, hidden: Tensor) -> Tensor:
         """Return logits [N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
-
-    def repeatable_memory(self) -> Sequence[Tensor] | None:
-        """Return the cache, row i of each tensor block i; None where bits of a row depend on its batch."""
-        return repeatable_memory(self._backend, self._cache)
 
     @property
     def drafts_in_one_call(self) -> bool:

@@ -31,8 +31,9 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.heads import MTP_PREFIX, HeadSpec
 from faser.engine.execution.drafting.heads.eagle3 import HeadBuffers
-from faser.engine.execution.drafting.heads.vocabulary import DraftVocabulary
+from faser.engine.execution.drafting.heads.vocabulary import WHOLE, DraftVocabulary, WholeVocabulary
 from faser.engine.execution.drafting.heads.weights import rows_of_target
+from faser.engine.execution.drafting.loop import on_host
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import decoder_layer
 from faser.engine.execution.models.loader import CheckpointForm, checkpoint_form
@@ -43,6 +44,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import DecoderStack, DraftRoom, MtpStack, NormedLinear
 from faser.kernels.interface.low_bit.rows import INT8, FloatRows, LowBitRows, stack_low_bit
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
+from faser.optional import maybe
 
 _FC = f"{MTP_PREFIX}fc.weight"
 _EMBEDDING_NORM = f"{MTP_PREFIX}pre_fc_norm_embedding.weight"
@@ -72,7 +74,7 @@ class MtpWeights:
 class MtpHead:
     """Head that is the target's own layer. rotary: see Decoder; it has the positions of the cache's entries.
 
-    vocabulary: how many of the draft_ids there are now; None: always all.
+    vocabulary: how many of the draft_ids there are now.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class MtpHead:
         draft_ids: Tensor | None,
         rotary: RotaryTables,
         buffers: HeadBuffers,
-        vocabulary: DraftVocabulary | None = None,
+        vocabulary: WholeVocabulary = WHOLE,
     ) -> None:
         self.spec = spec
         self.draft_ids = draft_ids
@@ -101,15 +103,14 @@ class MtpHead:
             layers=self._stack,
             logits=NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.heads[-1]),
             norm_output=True,
-            draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+            draft_ids=maybe(on_host, draft_ids),
             final_norm=weights.final_norm,
             fc=weights.fc,
         )
-        if vocabulary is None:
-            self._stacks: tuple[MtpStack, ...] = (whole,)
-        else:
+        self._stacks: tuple[MtpStack, ...] = (whole,)
+        if vocabulary.sizes:
             assert draft_ids is not None, "sizes are of a part of the vocabulary"
-            ids, self._num_ends = draft_ids.numpy(force=True), len(draft_ids) - vocabulary.sizes[-1]
+            ids, self._num_ends = on_host(draft_ids), len(draft_ids) - vocabulary.sizes[-1]
             self._stacks = tuple(
                 replace(
                     whole,
@@ -125,7 +126,7 @@ class MtpHead:
 
     @property
     def drafting_stack(self) -> MtpStack:
-        return self._stacks[0 if self.vocabulary is None else self.vocabulary.chosen]
+        return self._stacks[self.vocabulary.chosen]
 
     def draft_room(self, rows: int) -> DraftRoom:
         return self._buffers.room(rows)
@@ -151,9 +152,9 @@ class MtpHead:
         room = self._buffers.layers.logits
         assert len(hidden) <= len(room), "more rows than the logits buffer holds"
         found, head = room[: len(hidden)], self.drafting_stack.logits.linear
-        if self.vocabulary is None or self.vocabulary.size == self.vocabulary.sizes[-1]:
+        if self.vocabulary.is_whole:
             return self._backend.linear(hidden, head, found)
-        size, end = self.vocabulary.size, self.vocabulary.sizes[-1]
+        size, end = self.vocabulary.sizes[self.vocabulary.chosen], self.vocabulary.sizes[-1]
         some = self._backend.linear(hidden, head, found.new_empty(len(hidden), size + self._num_ends))
         found[:, :size], found[:, size:end], found[:, end:] = some[:, :size], -torch.inf, some[:, size:]
         return found
@@ -224,7 +225,7 @@ def load_mtp(
     else:
         heads = _heads_of_sizes(form, draft_ids, sizes, target, backend, packer)
     weights = replace(weights, heads=heads, num_bytes=packer.packed_bytes)
-    vocabulary = None
+    vocabulary = WHOLE
     if sizes:
         assert draft_ids is not None, "sizes are of a part of the vocabulary"
         row_bytes = (packer.packed_bytes - layer_bytes) / len(draft_ids)
@@ -235,7 +236,7 @@ def load_mtp(
             ends=draft_ids[sizes[-1] :].tolist(),
             start=start,
         )
-    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
+    draft_ids = maybe(lambda ids: ids.to(backend.device), draft_ids)
     rotary = RotaryTables(decoder, num_positions=max_positions, device=backend.device)
     buffers = HeadBuffers.allocate(
         spec, target.dtype, backend.device, max_rows=max_rows, max_logit_rows=max_logit_rows

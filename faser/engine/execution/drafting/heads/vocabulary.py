@@ -32,7 +32,29 @@ _LONGEST = 4  # draft tokens that a choice is made for
 _FURTHER = 0.85  # the chance of a later draft token, over that of the first one: published are .74, .65, .60
 
 
-class DraftVocabulary:
+class WholeVocabulary:
+    """Stands in where a head always drafts all the tokens that it has."""
+
+    sizes: tuple[int, ...] = ()
+    chosen = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether no smaller size is chosen."""
+        return True
+
+    def drafted(self, slots: Sequence[int], first_token_ids: Sequence[int]) -> None:
+        """Note nothing. See DraftVocabulary."""
+
+    def commit(self, _slots: Sequence[int], _counts: Sequence[int], _token_ids: Sequence[int]) -> bool:
+        """Return whether the size has changed, which it never does. See DraftVocabulary."""
+        return False
+
+
+WHOLE = WholeVocabulary()
+
+
+class DraftVocabulary(WholeVocabulary):
     """Counts generated tokens, and chooses one of the sizes every CHOOSE_EVERY of them.
 
     sizes: ascending. pass_prices: time of a pass with each size, as a share of a step without drafts. vocab_size:
@@ -62,6 +84,10 @@ class DraftVocabulary:
     @property
     def size(self) -> int:
         return self.sizes[self.chosen]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.chosen == len(self.sizes) - 1
 
     def drafted(self, slots: Sequence[int], first_token_ids: Sequence[int]) -> None:
         """Note the first tokens of the drafts of these slots."""

@@ -41,6 +41,7 @@ from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.rows import MULTIPLIED, LowBitRows
 from faser.kernels.interface.shapes import PackedLinear
+from faser.optional import maybe, or_else
 
 _PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))  # of names as the authors of EAGLE-3 write them
 _ROWS_AT_ONCE = 4096  # of a vocabulary that is compared with the target's
@@ -80,9 +81,9 @@ def load_head(
         target.dtype,
         backend.device,
         max_rows=max_rows,
-        max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
+        max_logit_rows=or_else(max_logit_rows, max_rows),
     )
-    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
+    draft_ids = maybe(lambda ids: ids.to(backend.device), draft_ids)
     return Eagle3Head(spec, backend, weights, draft_ids, rotary, buffers)
 
 

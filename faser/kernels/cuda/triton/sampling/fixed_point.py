@@ -13,8 +13,7 @@ Knows nothing of drafts. Launches that use these functions need tensors.EXACT.
 import triton.language as tl
 
 from faser.kernels.cuda.triton.common import jit
-
-NO_TOKEN = -1
+from faser.types.arrays import NO_TOKEN
 
 NOTHING = tl.constexpr(float("-inf"))
 NO_ID = tl.constexpr(NO_TOKEN)

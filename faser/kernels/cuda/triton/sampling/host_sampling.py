@@ -15,7 +15,8 @@ from faser.kernels.cuda.staging import ReadbackPool
 from faser.kernels.cuda.triton.common import next_power_of_2, upload_words
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, RowsWithNoise, SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling import Ints, Reals, SamplingMetadata, Words, philox
+from faser.kernels.interface.sampling import SamplingMetadata, philox
+from faser.types.arrays import Floats, Ints, Words
 
 
 class TritonSamplingKernels:
@@ -35,7 +36,7 @@ class TritonSamplingKernels:
         return self.best_and_margin(logits)[0]
 
     @torch.inference_mode()
-    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Floats]:
         results = _Results(len(logits), logits.device)
         self._for(logits).best(logits, results.token_ids, results.margins)
         return results.fetch(self._readbacks)
@@ -60,7 +61,7 @@ class TritonSamplingKernels:
         metadata: SamplingMetadata,
         noise: Words,
         token_ids: Ints | None = None,
-    ) -> tuple[Ints, Reals]:
+    ) -> tuple[Ints, Floats]:
         if token_ids is not None:
             (ids,) = upload_words(self._accelerator, [token_ids])
             whole = logits.new_full((len(logits), int(token_ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits)
@@ -142,8 +143,8 @@ class _Results:
         self.token_ids = self._words[:count]
         self.margins = self._words[self._capacity :].view(torch.float32)[:count]
 
-    def fetch(self, readbacks: ReadbackPool) -> tuple[Ints, Reals]:
+    def fetch(self, readbacks: ReadbackPool) -> tuple[Ints, Floats]:
         """Waits until they are on the host."""
         (words,) = readbacks.read_back((self._words,)).wait()
-        margins: Reals = words[self._capacity :].view(np.float32)[: self._count].astype(np.float64)
+        margins: Floats = words[self._capacity :].view(np.float32)[: self._count].astype(np.float64)
         return words[: self._count], margins

@@ -5,9 +5,10 @@ Owns the last tokens of each sequence.
 
 from collections.abc import Callable, Sequence
 
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel
+from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.drafter import Proposals, by_slot
+from faser.types.arrays import NO_TOKEN
 from tests.engine.execution.draft_lines import DraftLine, table_with
 
 METHOD = "ngram_model"

@@ -16,7 +16,8 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
-from faser.kernels.interface.sampling import NO_TOKEN, DeviceSamplingKernels, Ints, SamplingMetadata
+from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingMetadata
+from faser.types.arrays import NO_TOKEN, Ints
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()

@@ -15,7 +15,8 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.kernels.cuda.device import Accelerator, CudaDevice
 from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
-from faser.kernels.interface.sampling import NO_TOKEN, Ints, Reals, SamplingKernels, SamplingMetadata, Words
+from faser.kernels.interface.sampling import SamplingKernels, SamplingMetadata
+from faser.types.arrays import NO_TOKEN, Floats, Ints, Words
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.sampling.sampled import sample
 from tests.kernels.cuda.fake_device import FakeAccelerator
@@ -41,7 +42,7 @@ def some_words(seed: int, count: int) -> Words:
     return np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64)
 
 
-def assert_same(found: tuple[Ints, Reals], wanted: tuple[Ints, Reals]) -> None:
+def assert_same(found: tuple[Ints, Floats], wanted: tuple[Ints, Floats]) -> None:
     """Tokens and leads, and their types."""
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -14,7 +14,7 @@ from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.sampling import NO_TOKEN
+from faser.types.arrays import NO_TOKEN
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()
