@@ -238,6 +238,7 @@ _WARP = 32
 _LEFT_IN_MEMORY = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 _WIDE_LOAD = re.compile(r"\bLDG(?:STS)?\.[A-Z.]*128\b")
 _FUSED = re.compile(r"\bfma\.rn\.f(32|64)")
+_LOAD = re.compile(r"\b(?:ld\.global|cp\.async)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +247,8 @@ class Compiled:
 
     registers: of a thread. stack_bytes: of a thread, spilled registers and arrays without constant indices; None
     where cuobjdump is missing. shared_bytes: of a block. wide_loads: instructions that load 16 bytes from
-    memory. fuses: whether a product and a sum share a rounding. error: of the compiler; empty: none.
+    memory. fuses: whether a product and a sum share a rounding. early_loads: that a launch which may begin early
+    makes before it waits for the launch before. error: of the compiler; empty: none.
     """
 
     kernel: str
@@ -259,6 +261,7 @@ class Compiled:
     wide_loads: int | None = None
     code_bytes: int = 0
     fuses: bool = False
+    early_loads: int = 0
     error: str = ""
 
 
@@ -323,6 +326,7 @@ def describe(found: Any) -> dict[str, Any]:
         "wide_loads": wide_loads(code),
         "code_bytes": len(code),
         "fuses": _FUSED.search(found.asm["ptx"]) is not None,
+        "early_loads": early_loads(found.asm["ptx"]),
     }
 
 
@@ -336,6 +340,12 @@ def wide_loads(code: bytes) -> int | None:
     """Instructions that load 16 bytes from memory, by the nvdisasm that comes with Triton; None without it."""
     listing = _told_by("nvdisasm", code)
     return None if listing is None else len(_WIDE_LOAD.findall(listing))
+
+
+def early_loads(ptx: str) -> int:
+    """Count loads before the wait for the launch before, of which the compiler may move none there."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    return len(_LOAD.findall(before)) if wait else 0
 
 
 def _told_by(name: str, code: bytes, *options: str) -> str | None:

@@ -1,4 +1,5 @@
-"""The kernels as a GPU would run them, as far as it shows without one. Bugs seen caught: fusion left on."""
+"""The kernels as a GPU would run them, as far as it shows without one. Bugs seen caught: fusion left on;
+a row read before the launch that writes it has ended."""
 
 import json
 import os
@@ -32,3 +33,6 @@ def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path
     } <= {each["kernel"] for each in found}
     assert {each["kernel"] for each in found if each["fuses"]} == {"_few_rows"}, "which asks for it"
     assert all(each["registers"] and each["code_bytes"] for each in found)
+    few_rows = [each for each in found if each["kernel"].startswith("_few_row")]
+    assert {each["stack_bytes"] for each in few_rows} == {0}, "which spills nothing"
+    assert {each["early_loads"] for each in found} == {0}, "as what is read may not be written yet"
