@@ -129,7 +129,7 @@ def greedy_requests(positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sa
 def steps_s(
     runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int, *, drafts: bool = False
 ) -> list[float]:
-    """Device seconds of each of so many steps, one behind the other. drafts: passes of a draft model."""
+    """Time steps that run one behind the other, in seconds of the device each. drafts: passes of a draft model."""
     sample = runner.sample_drafts if drafts else runner.sample
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)

@@ -35,7 +35,6 @@ class Embedder:
     normalises: embeddings have length 1. dimensions: smaller sizes that it was trained for; empty: any, if
     is_matryoshka, else none. prompts: texts before an input, by their names. score_token_ids: a score is the logit
     of the first one, less that of the second one if there are two; empty: the cosine of two embeddings.
-    declared: the checkpoint says so; else these are the defaults of a model that generates.
     """
 
     kind: PoolingKind = PoolingKind.LAST
@@ -44,7 +43,6 @@ class Embedder:
     dimensions: tuple[int, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     score_token_ids: tuple[int, ...] = ()
-    declared: bool = False
 
 
 EMBEDDER = Embedder()  # of a model that generates

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import numpy as np
 from fastapi import Request as HttpRequest
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from faser.api.answers.handler import merged, while_connected
 from faser.api.bodies.fields import OPEN, Flag, Integer, Number
@@ -38,7 +38,7 @@ class PoolingBody(BaseModel):
     add_special_tokens: Flag | None = None
     request_id: str | None = None
     priority: Integer | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     timeout: Number | None = None
     user: str | None = None
 
@@ -99,6 +99,7 @@ async def pool(
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
     sampling = SamplingParams(max_tokens=0, temperature=0.0, pooling=pooling)
+    deadline_s = deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s)
     requests = [
         Request(
             request_id=f"{get_request_id(scope)}-{unique}-{index}",
@@ -110,7 +111,7 @@ async def pool(
             shares_cache=namespace is None,
             speculation=_NO_DRAFTS,
             tenant=tenant_of(scope, unique),
-            deadline_s=deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s),
+            deadline_s=deadline_s,
             may_record=False,
         )
         for index, prompt in enumerate(prompts)

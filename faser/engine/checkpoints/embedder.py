@@ -39,12 +39,12 @@ def read_embedder(path: Path) -> Embedder:
     }
     modules = _read(path / _MODULES)
     if modules is not None:
-        fields |= {"normalises": False, "declared": True, **_of_modules(path, modules)}
+        fields |= {"normalises": False, **_of_modules(path, modules)}
         prompts = (_read(path / _PROMPTS) or {}).get("prompts") or {}
         fields["prompts"] = {str(name): str(text) for name, text in prompts.items()}
     words = config.get("classifier_from_token")
     if words and "score_token_ids" not in fields:
-        fields |= {"score_token_ids": _tokens_of(path, words), "declared": True}
+        fields["score_token_ids"] = _tokens_of(path, words)
     return Embedder(**fields)
 
 

@@ -55,8 +55,8 @@ class Scheduler:
     is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
     the steps; None: targets limit nothing. shares_prefixes: a sequence may begin with another one's blocks.
     snapshots: of recurrent states, which no block holds; None: the model has none, or shares no prefixes.
-    state_chunk: a state is kept after each so many tokens; a row that completes them cannot be computed again. 0:
-    any row can. disk: has KV of earlier prompts; None: there is none. drafts: asks for those of each step.
+    state_chunk: tokens after which a state is kept; the row that completes them cannot be computed again. 0: any
+    row can. disk: has KV of earlier prompts; None: there is none. drafts: asks for those of each step.
     """
 
     def __init__(

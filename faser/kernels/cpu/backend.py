@@ -375,7 +375,7 @@ class NativeBackend:
         return True
 
     def mix(self, x: Tensor, rates: Tensor | None, mixer: Mixer, layer: int, step: StateStep, out: Tensor) -> None:
-        """See Backend. Mixers without native kernels are computed in torch."""
+        """Compute a mixer, in torch where it has no native kernel. See Backend."""
         if not isinstance(mixer, DeltaNet | ShortConv):
             mixer.mix(x, rates, step.states.layers[layer], step, out)
             return

@@ -43,7 +43,7 @@ class NativeStates:
         self.address = ctypes.addressof(self._structs)
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
-        """See KeptStates."""
+        """Return the state and inputs of each layer that has them. See KeptStates."""
         found = []
         for each in self.layers:
             if isinstance(each, LayerStates):

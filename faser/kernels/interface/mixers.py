@@ -54,9 +54,9 @@ class MixerShape(Protocol):
     """Sizes of a mixer. kind: its name in messages, in the plural.
 
     columns: of a row that it reads, which a product gives. q_size: columns that it gives to the output product.
-    rate_columns: of a second product, in float32; 0: there is none. kernel, channels: its convolution sees so many
-    rows of so many channels, its own included; 1: there is none. state_size: of a sequence's state. row_sizes: of
-    the values that are kept of a row; of both, all are float32.
+    rate_columns: of a second product, in float32; 0: there is none. kernel: rows that its convolution sees, the
+    row itself included; 1: there is none. channels: of these rows. state_size: of a sequence's state. row_sizes:
+    of the values that are kept of a row; of both, all are float32.
     """
 
     kind: ClassVar[str]
@@ -231,7 +231,7 @@ class TorchStates:
         )
 
     def kept(self) -> list[tuple[Tensor, Tensor]]:
-        """See KeptStates."""
+        """Return the state and inputs of each layer that has them. See KeptStates."""
         return [(each.state, each.inputs) for each in present(self.layers)]
 
 

@@ -120,7 +120,7 @@ def test_wrong_fields_are_named(
 
 
 def test_the_text_before_an_input_has_a_name(http: httpx.Client, pooling: FakeEngine) -> None:
-    pooling.embedder = Embedder(prompts={"query": "Query: "}, declared=True)
+    pooling.embedder = Embedder(prompts={"query": "Query: "})
     http.post("/v1/embeddings", json={"input": ["cats"], "prompt_name": "query"})
     http.post("/v1/embeddings", json={"input": ["Query: cats"]})
     assert pooling.requests[0].prompt_token_ids == pooling.requests[1].prompt_token_ids
@@ -131,7 +131,7 @@ DOCUMENTS: list[Any] = ["Paris", {"text": "a dog"}, "rain"]
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_documents_are_ranked_by_the_cosine(http: httpx.Client, pooling: FakeEngine, path: str) -> None:
-    pooling.embedder = Embedder(prompts={"query": "Q: ", "document": ""}, declared=True)
+    pooling.embedder = Embedder(prompts={"query": "Q: ", "document": ""})
     answer = http.post(path, json={"query": "where?", "documents": DOCUMENTS, "top_n": 2}).json()
     query, *texts = (unit(vector_of(each)) for each in pooling.requests)
     wanted = [float(query @ each) for each in texts]
@@ -146,7 +146,7 @@ def test_documents_are_ranked_by_the_cosine(http: httpx.Client, pooling: FakeEng
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_a_model_that_judges_says_how_likely_yes_is(http: httpx.Client, pooling: FakeEngine, path: str) -> None:
-    pooling.embedder = Embedder(score_token_ids=(7, 3), declared=True)
+    pooling.embedder = Embedder(score_token_ids=(7, 3))
     body: dict[str, Any] = {"text_1": "where?", "text_2": ["Paris", "a dog"]}
     answer = http.post(path, json=body).json()
     odds = [float(found[0] - found[1]) for found in map(vector_of, pooling.requests)]

@@ -44,30 +44,29 @@ MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
                 is_matryoshka=True,
                 dimensions=(32, 64),
                 prompts={"query": "Instruct: x\nQuery:", "document": ""},
-                declared=True,
             ),
         ),
         (
             {"modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN},
-            Embedder(kind=PoolingKind.MEAN, normalises=False, declared=True),
+            Embedder(kind=PoolingKind.MEAN, normalises=False),
         ),
         (
             {"modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": {"pooling_mode": "mean"}},
-            Embedder(kind=PoolingKind.MEAN, normalises=False, declared=True),
+            Embedder(kind=PoolingKind.MEAN, normalises=False),
         ),
         (
             {
                 "modules.json": [TRANSFORMER, SCORE],
                 "1_LogitScore/config.json": {"true_token_id": 9693, "false_token_id": 2152},
             },
-            Embedder(normalises=False, score_token_ids=(9693, 2152), declared=True),
+            Embedder(normalises=False, score_token_ids=(9693, 2152)),
         ),
         (
             {
                 "modules.json": [TRANSFORMER, SCORE],
                 "1_LogitScore/config.json": {"true_token_id": 0, "false_token_id": None},
             },
-            Embedder(normalises=False, score_token_ids=(0,), declared=True),
+            Embedder(normalises=False, score_token_ids=(0,)),
         ),
     ],
 )

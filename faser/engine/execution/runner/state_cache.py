@@ -38,11 +38,11 @@ class NoStates:
         return None
 
     def save(self, _slot: int, _snapshot: int, _num_tokens: int) -> None:
-        """See StateCache; here there is nothing to save."""
+        """Fail: there is nothing to save. See StateCache."""
         raise AssertionError("the model has no states")
 
     def restore(self, _slot: int, _snapshot: int) -> None:
-        """See StateCache; here there is nothing to restore."""
+        """Fail: there is nothing to restore. See StateCache."""
         raise AssertionError("the model has no states")
 
 

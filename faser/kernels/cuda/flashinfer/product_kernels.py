@@ -26,7 +26,7 @@ _TILE_OUTPUTS, _TILE_INPUTS = 16, 64
 _log = logging.getLogger("faser")
 
 Product = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
-"""Of x [R, K], weight [N, K], bias [N] or None, and out [R, N]; all contiguous, inputs in bfloat16."""
+"""Computes out [R, N] from x [R, K], weight [N, K] and bias [N] or None; all contiguous, inputs in bfloat16."""
 
 
 class ProductKernels:

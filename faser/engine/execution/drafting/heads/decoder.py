@@ -85,7 +85,7 @@ class HeadDecoder:
         self.head.run(token_ids, self.features[:num_rows].zero_(), cache, plan)
 
     def normed(self, _hidden: Tensor, /) -> Tensor:
-        raise AssertionError("a head's states are nobody's embeddings")
+        raise AssertionError("embeddings are made of the target's states, not of a head's")
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N, V] float32 of rows of hidden, [N, H], which become the next pass's features."""
