@@ -326,6 +326,7 @@ class Packer:
     def convolution(self, name: str) -> Tensor:
         """The weights of a causal convolution of each channel, [kernel, channels] float32."""
         stored = self._stacked((name,), dtype=torch.float32).to(self._backend.device)
+        self.packed_bytes += stored.nbytes
         return stored[:, 0].t().contiguous()
 
     def token_inputs(self) -> TokenWeights:
