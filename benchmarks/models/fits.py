@@ -212,4 +212,3 @@ def _cell(sizes: dict[str, int]) -> str:
     context = sizes["longest_context"]
     rounded = f"{context // 1024}k" if context >= 1024 else str(context)
     return f"{rounded}, {sizes['sequences']}"
-

@@ -16,7 +16,7 @@ import torch
 
 from faser.config.engine import DEVICE_DEFAULTS, EngineConfig, gpu_defaults
 from faser.engine.checkpoints.files import ModelConfig
-from faser.engine.checkpoints.quantized import StoredFp8
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.tensors import iter_shapes
 from faser.engine.execution.runner.graph_sizes import GraphSizes
@@ -38,7 +38,8 @@ _COPY_BYTES, _PART_BYTES = 4, 20.5
 _ATTENTION_BYTES = 128 << 20  # FlashInfer's workspace
 _PRODUCT_BYTES = 32 << 20  # cuBLAS's
 _TILE_ROWS = (16, 64)
-_LAYERS = "model.layers."
+_LAYERS, _EXPERTS = "model.layers.", ".experts."
+_SCALE_BITS = 0.4  # of a weight: a scale and a zero point for 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +130,21 @@ def estimate(config: EngineConfig, model: ModelConfig, total_bytes: int) -> GpuE
 def weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Count the bytes of the weights on a GPU.
 
-    Matrices of layers in 8-bit floats stay as they are stored, or are rounded to them where that is asked for;
-    whatever else is stored in fewer bits is held in the type of the activations.
+    Matrices of layers in 8-bit floats stay as they are stored, or are rounded to them where that is asked for; so
+    do codes of integers, but those of experts. Whatever else is held in the type of the activations.
     """
-    in_floats = config.quantization == "fp8" or (
-        isinstance(model.quantization, StoredFp8) and config.quantization != "none"
-    )
-    total = 0
+    stored = None if config.quantization == "none" else model.quantization
+    bits: float = 8 * dtype.itemsize
+    if config.quantization == "fp8" or isinstance(stored, StoredFp8):
+        bits = 8
+    elif isinstance(stored, StoredLowBit):
+        bits = max(stored.bits) + _SCALE_BITS
+    total = 0.0
     for name, shape in iter_shapes(model.spec):
-        narrow = in_floats and len(shape) == 2 and name.startswith(_LAYERS)
-        total += math.prod(shape) * (1 if narrow else dtype.itemsize)
-        total += 4 * shape[0] * narrow  # a scale for each row
-    return total
+        narrow = len(shape) == 2 and name.startswith(_LAYERS) and not (_EXPERTS in name and bits != int(bits))
+        total += math.prod(shape) * (bits / 8 if narrow else dtype.itemsize)
+        total += 4 * shape[0] * (narrow and bits == 8)  # a scale for each row
+    return int(total)
 
 
 def sampler_bytes(num_rows: int, vocab_size: int) -> int:

@@ -19,12 +19,16 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.startup.estimate import GpuEstimate, estimate, sampler_bytes, weight_bytes
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.errors import ConfigError
+from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import write_tiny_checkpoint
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.fp8_checkpoints import FP8_DYNAMIC, stored_weights, tiny_weights, write_pair
+from tests.engine.checkpoints.low_bit_checkpoints import Kind
+from tests.engine.checkpoints.low_bit_checkpoints import write_pair as write_pair_in_4_bits
 from tests.engine.execution.startup.test_warm_up import peak_of
+from tests.kernels.cuda.fake_graph import fake_backend
 
 GIB = 1 << 30
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -59,6 +63,22 @@ def test_weights_in_eight_bits_take_one_byte_and_a_scale_a_row(tmp_path: Path) -
     assert found < 0.8 * as_floats  # the embedding stays in 16 bits
     rounded = EngineConfig(quantization="fp8", device="cuda", backend="torch")
     assert weight_bytes(rounded, read_model_config(plain), torch.bfloat16) == found
+
+
+def test_codes_of_integers_stay_as_they_are_stored(tmp_path: Path) -> None:
+    kind = Kind(layout="awq", group_size=128)
+    quantised, _ = write_pair_in_4_bits(tmp_path, kind, hidden_size=128, intermediate_size=512)
+    decoder = load_decoder(
+        quantised, fake_backend(), torch.float16, max_model_len=64, max_rows=8, progress=lambda _done, _total: None
+    )
+    products = [each.attention_out for each in decoder._weights.layers]
+    assert {type(each) for each in products} == {CudaLowBit}
+    one = weight_bytes(EngineConfig(), read_model_config(quantised), torch.float16)
+    none = weight_bytes(EngineConfig(quantization="none"), read_model_config(quantised), torch.float16)
+    values = sum(each.parts[0].codes.numel() * 2 for each in products)
+    held = sum(each.num_bytes for each in products)
+    assert held / values == pytest.approx(4.4 / 8, rel=0.01)
+    assert 0.25 < one / none < 0.5
 
 
 @pytest.mark.parametrize("rows", [8, 32])
