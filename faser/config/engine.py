@@ -181,6 +181,37 @@ class EngineConfig:
         high=1 << 24,
         common=True,
     )
+    enable_lora: bool = setting(
+        MODEL,
+        Kind.SWITCH,
+        False,
+        "Serve LoRA adapters: a request that names one as its model gets its answers. Off: no cost.",
+    )
+    max_loras: int = setting(
+        MODEL,
+        Kind.COUNT,
+        4,
+        "Maximum number of different adapters in one step. Requests for others wait.",
+        low=1,
+        high=256,
+    )
+    max_lora_rank: int = setting(
+        MODEL,
+        Kind.COUNT,
+        64,
+        "Largest rank of an adapter. A GPU reserves memory for it.",
+        low=1,
+        high=512,
+    )
+    max_cpu_loras: int | None = setting(
+        MODEL,
+        Kind.COUNT,
+        None,
+        "Maximum number of adapters kept in memory, with those in use; the least recently used leave. Default: "
+        "four times --max-loras.",
+        low=1,
+        high=1 << 16,
+    )
     seed: int = setting(
         MODEL,
         Kind.INTEGER,

@@ -42,10 +42,7 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
         neutral=("0",),
         instead=f"--speculative-config '{{\"num_speculative_tokens\": {VALUE}}}'",
     ),
-    refuse("--enable-lora", _NO_LORA, switch=True),
     refuse("--lora-modules", _NO_LORA),
-    refuse("--max-lora-rank", _NO_LORA),
-    refuse("--max-loras", _NO_LORA),
     refuse("--tool-parser-plugin", "no code of the operator's runs in the server", instead="--tool-call-parser"),
     refuse(
         "--guided-decoding-backend",
