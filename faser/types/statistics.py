@@ -179,7 +179,8 @@ class EngineStats:
     """A snapshot after a step. Counters count from the start of the engine; the other values are current.
 
     prompt_tokens: of the prompts that are computed, each request's once. prompt_tokens_cached: those of them that
-    the prefix cache had.
+    the prefix cache had. running_adapters, waiting_adapters: names of those of requests that run, and that wait,
+    in the order of the alphabet.
     """
 
     num_running: int = 0
@@ -197,3 +198,5 @@ class EngineStats:
     speculation: SpeculationStats | None = None
     audit: AuditStats | None = None
     kv_disk: KvDiskStats | None = None
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()

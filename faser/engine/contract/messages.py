@@ -13,6 +13,7 @@ import msgspec
 from faser.config.engine import EngineConfig
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepDeltas
+from faser.types.adapter import Adapter
 from faser.types.engine import EngineState, ModelInfo
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
@@ -48,6 +49,18 @@ class WatchSteps(msgspec.Struct, frozen=True, tag=True):
     """Request for statistics after every step from now on, or only a few times a second."""
 
     watched: bool
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read an adapter's files before a request needs it. An AdapterLoaded answers."""
+
+    adapter: Adapter
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Free an adapter's memory as soon as no request uses it. A later request for it loads it again."""
+
+    digest: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +107,13 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     retry_after_s: int | None = None
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a LoadAdapter. error: the reason why the adapter cannot be used; None: it can."""
+
+    digest: str
+    error: str | None = None
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Last message of an engine that fails. operator_error: the configuration or the checkpoint is the cause."""
 
@@ -101,8 +121,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Reclassify | Abort | WatchSteps | Shutdown
-FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | Failed
+ToEngine = Configure | Submit | Reclassify | Abort | WatchSteps | LoadAdapter | DropAdapter | Shutdown
+FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | AdapterLoaded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
