@@ -8,7 +8,8 @@ class Adapter:
     """An adapter as front-end and engine know it. Its weights are read in the data plane alone.
 
     name: the model of requests that want it. path: a folder in PEFT's format, or a GGUF file. digest: of the
-    files' content, in hexadecimal: caches tell adapters apart by it, so a name may be loaded anew with other files.
+    content of the files, in hexadecimal: caches tell adapters apart by it, so a name may be loaded anew with
+    other files.
     """
 
     name: str

@@ -45,22 +45,22 @@ class Reclassify(msgspec.Struct, frozen=True, tag=True):
     request: Request
 
 
-class WatchSteps(msgspec.Struct, frozen=True, tag=True):
-    """Request for statistics after every step from now on, or only a few times a second."""
-
-    watched: bool
-
-
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Read an adapter's files before a request needs it. An AdapterLoaded answers."""
+    """Load an adapter ahead of the requests that want it. The answer is AdapterLoaded."""
 
     adapter: Adapter
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Free an adapter's memory as soon as no request uses it. A later request for it loads it again."""
+    """Free an adapter as soon as no request uses it: later requests will not want it."""
 
     digest: str
+
+
+class WatchSteps(msgspec.Struct, frozen=True, tag=True):
+    """Request for statistics after every step from now on, or only a few times a second."""
+
+    watched: bool
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -108,10 +108,10 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a LoadAdapter. error: the reason why the adapter cannot be used; None: it can."""
+    """The answer to LoadAdapter. error: why the adapter cannot be used; None: it can."""
 
     digest: str
-    error: str | None = None
+    error: str | None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -121,7 +121,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Reclassify | Abort | WatchSteps | LoadAdapter | DropAdapter | Shutdown
+ToEngine = Configure | Submit | Reclassify | Abort | LoadAdapter | DropAdapter | WatchSteps | Shutdown
 FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | AdapterLoaded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
