@@ -64,8 +64,8 @@ def create_app(
     """The application; the engine may still be loading. Raises ModelError for a broken chat template.
 
     keys: that requests may present, for a caller that replaces them later; None: those of the settings.
-    tracer: makes a span of each request for an answer; None: there are no traces. adapters: that requests may name;
-    None: there are none.
+    tracer: makes a span of each request for an answer; None: there are no traces. adapters: that requests may
+    name; None: there are none.
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service(engine, settings, metrics, adapters or no_adapters(engine, settings.served_model_names))

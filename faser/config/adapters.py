@@ -30,6 +30,7 @@ def read_module(text: str) -> AdapterModule:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError(f"it must be {_FORMS}") from None
+    assert isinstance(fields, dict), "a text that begins with a brace is an object"
     if unknown := sorted(set(fields) - set(_KEYS)):
         raise ValueError(f"it has the key {unknown[0]!r}; known keys: {', '.join(_KEYS)}")
     return _checked(*(fields.get(key) for key in _KEYS))

@@ -133,18 +133,19 @@ def server_settings(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     add_environment(findings, SETTINGS)
     if findings.config_file is not None:
         add_file(findings, findings.config_file, SETTINGS)
-    engine, server = settle(findings, (EngineConfig, ServerConfig))
-    return _with_adapters(engine, server, findings), server
+    return settle_server(findings)
 
 
-def _with_adapters(engine: EngineConfig, server: ServerConfig, findings: Findings) -> EngineConfig:
-    """Return the engine's settings as those of the server need them. Raises UsageError."""
-    if not server.needs_lora or engine.enable_lora:
-        return engine
-    if "enable_lora" in findings.given:
-        name = "lora_modules" if server.lora_modules else "allow_runtime_lora_updating"
-        raise UsageError([f"{findings.label('enable_lora')} is false; {findings.label(name)} needs it"])
-    return replace(engine, enable_lora=True)
+def settle_server(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
+    """Build both configs of a server, the engine's as the other needs it. Raises UsageError."""
+    found = settle(findings, (EngineConfig, ServerConfig))
+    engine, server = cast(EngineConfig, found[0]), cast(ServerConfig, found[1])
+    if server.needs_lora and not engine.enable_lora:
+        if "enable_lora" in findings.given:
+            name = "lora_modules" if server.lora_modules else "allow_runtime_lora_updating"
+            raise UsageError([f"{findings.label('enable_lora')} is false; {findings.label(name)} needs it"])
+        engine = replace(engine, enable_lora=True)
+    return engine, server
 
 
 def engine_settings(prog: str, arguments: Sequence[str]) -> Findings:

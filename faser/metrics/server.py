@@ -72,8 +72,8 @@ class Metrics(EngineObserver):
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
-    classes, positions and policy of the labels. max_loras: adapters that may run at once. The attribute `speculation` has the series of speculation,
-    and `live` what the live view shows.
+    classes, positions and policy of the labels. max_loras: adapters that may run at once. The attribute
+    `speculation` has the series of speculation, and `live` what the live view shows.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Adapters over HTTP: the name is the model of a request in every dialect, and routes load and unload."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -99,7 +98,8 @@ def test_the_list_of_models_has_adapters_with_their_parent(url: str) -> None:
     with openai_client(url) as client:
         cards = {each.id: each.model_dump() for each in client.models.list()}
         assert [*cards] == ["tiny", "tiny-alias", "sql"]
-        assert cards["sql"]["parent"] == "tiny" and cards["sql"]["root"] == "/a/sql"
+        assert cards["sql"]["parent"] == "tiny"
+        assert cards["sql"]["root"] == "/a/sql"
         assert cards["tiny"]["parent"] is None
         assert client.models.retrieve("sql").model_dump() == cards["sql"]
 

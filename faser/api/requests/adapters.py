@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from faser.config.adapters import AdapterModule, name_problem
-from faser.errors import ModelError, RequestError, UnknownModelError
+from faser.errors import ConfigError, ModelError, RequestError, UnknownModelError
 from faser.types.adapter import Adapter
 
 # Checks the files of a path and returns the adapter under a name. Called in a thread. Raises ModelError.
@@ -51,6 +51,7 @@ class Adapters:
     read: of files. served_names: of the model. modules: the operator's, each with the name of its model; None: the
     first served name. enabled: the engine has room for adapters. folder: to which paths
     that clients give are confined; None: they are not.
+    Raises ConfigError for a module with a served name.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class Adapters:
         self._served: dict[str, ServedAdapter] = {}
         self._changing = asyncio.Lock()  # one after another: two may have one name
         for adapter, parent in modules:
+            if adapter.name in self._served_names:
+                raise ConfigError(
+                    f"the adapter {adapter.name} has the name of the served model; name it otherwise"
+                )
             self._serve(adapter, parent)
 
     def __iter__(self) -> Iterator[ServedAdapter]:

@@ -10,7 +10,7 @@ import pytest
 
 from faser.api.requests.adapters import Adapters, no_adapters, read_modules
 from faser.config.adapters import AdapterModule
-from faser.errors import ModelError, RequestError, UnknownModelError
+from faser.errors import ConfigError, ModelError, RequestError, UnknownModelError
 from faser.types.adapter import Adapter
 from tests.fake_engine import FakeEngine
 
@@ -40,10 +40,12 @@ def test_an_adapter_is_loaded_before_it_is_served_and_dropped_after() -> None:
     async def work(adapters: Adapters) -> None:
         await adapters.load("sql", "/a/sql")
         served = adapters.get("sql")
-        assert served is not None and served.parent == "tiny"
+        assert served is not None
+        assert served.parent == "tiny"
         assert engine.adapters == [served.adapter]
         await adapters.unload("sql")
-        assert adapters.get("sql") is None and engine.adapters == []
+        assert adapters.get("sql") is None
+        assert engine.adapters == []
 
     run(work, engine)
 
@@ -58,7 +60,8 @@ def test_a_failed_load_changes_nothing() -> None:
             with pytest.raises(RequestError, match=path):
                 await adapters.load("sql", path, replaces=True)
         served = adapters.get("sql")
-        assert served is not None and served.adapter.path == "/a/sql"
+        assert served is not None
+        assert served.adapter.path == "/a/sql"
         assert engine.adapters == [served.adapter]
 
     run(work, engine)
@@ -118,7 +121,8 @@ def test_of_two_loads_at_once_with_one_name_one_wins() -> None:
     async def work(adapters: Adapters) -> None:
         loads = (adapters.load("sql", path) for path in ("/a/one", "/a/two"))
         first, second = await asyncio.gather(*loads, return_exceptions=True)
-        assert first is None and isinstance(second, RequestError)
+        assert first is None
+        assert isinstance(second, RequestError)
         assert [each.path for each in engine.adapters] == ["/a/one"]
 
     run(work, engine)
@@ -176,6 +180,8 @@ def test_modules_of_the_operator_have_the_parent_that_he_names() -> None:
         )
         adapters = Adapters(FakeEngine(), read, served_names=NAMES, modules=modules)
         assert [(each.adapter.name, each.parent) for each in adapters] == [("sql", "tiny"), ("poems", "base")]
+        with pytest.raises(ConfigError, match="poems has the name of the served model"):
+            Adapters(FakeEngine(), read, served_names=("poems",), modules=modules)
         with pytest.raises(ModelError, match="is no adapter"):
             await read_modules([AdapterModule(name="x", path="/a/missing")], read)
 
