@@ -228,9 +228,8 @@ async def _log_end(replica: _Replica) -> None:
 
 
 def _digests(request: Request) -> Iterator[bytes]:
-    """Yield the digests of the prompt's whole pieces, chained from that of its cache_salt."""
+    """Yield the digests of the prompt's whole pieces, chained from that of its salt."""
     tokens = request.prompt_token_ids
     firsts = range(0, len(tokens) - _PIECE + 1, _PIECE)
-    return chained(
-        salt_digest(request.cache_salt), (array("q", tokens[first : first + _PIECE]).tobytes() for first in firsts)
-    )
+    salt = salt_digest(request.cache_salt, request.adapter)
+    return chained(salt, (array("q", tokens[first : first + _PIECE]).tobytes() for first in firsts))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+from faser.engine.contract.cache_salt import NO_SALT
 from faser.engine.contract.drafts import Drafts
 from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, SpeculationSummary, StepTrace
@@ -38,10 +39,11 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    cache_salt: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
-    draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
-    before its first row; None: its first row is its first token, or the model has no such states. adapter: slot
-    of its adapter, which stays there as long as the sequence has its own slot; NO_ADAPTER: it has none.
+    salt: digest of the request's cache_salt and adapter; sequences of different ones never draft from each
+    other's text. predicted_token_ids: extra text to draft from, given by the request; it is never computed.
+    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first
+    token, or the model has no such states. adapter: slot of its adapter, which stays there as long as the sequence
+    has its own slot; NO_ADAPTER: it has none.
     """
 
     slot: int
@@ -49,7 +51,7 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    cache_salt: str | None = None
+    salt: bytes = NO_SALT
     predicted_token_ids: tuple[int, ...] = ()
     snapshot: int | None = None
     adapter: int = NO_ADAPTER
@@ -415,8 +417,8 @@ class StepDeltas:
             begin = end
 
 
-class Executor(Protocol):
-    """Runs plans, one at a time, in the order of their step numbers."""
+class AdapterMemory(Protocol):
+    """The data plane's adapters, which plans put into adapter slots. An Executor of adapters has these too."""
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Read an adapter's files and pack its weights, in any thread, also while steps run.
@@ -429,6 +431,10 @@ class Executor(Protocol):
     def drop_adapter(self, digest: str) -> None:
         """Free an adapter that no sequence uses, between two steps; the slot that it is in becomes empty."""
         ...
+
+
+class Executor(Protocol):
+    """Runs plans, one at a time, in the order of their step numbers."""
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         """Draft tokens for the requests of the plan. Changes no sequence.

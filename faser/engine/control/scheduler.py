@@ -137,7 +137,7 @@ class Scheduler:
                 priority_key=self._next_priority_key(request),
                 tenant=tenant,
                 seed=sample_seed(seed, index),
-                table=self._kv.new_table(request.cache_salt),
+                table=self._kv.new_table(request.cache_salt, request.adapter),
                 max_total=max_total,
                 eos_token_ids=self._eos_token_ids,
             )

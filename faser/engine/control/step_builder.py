@@ -33,7 +33,7 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                cache_salt=sequence.request.cache_salt,
+                salt=sequence.table.root,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
             )

@@ -373,6 +373,7 @@ class ModelExecutor:
             self._adapters.place(slot, digest)
         for start in plan.started:
             self._table.clear(start.slot)
+            self._table.set_adapter(start.slot, start.adapter)
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)
