@@ -102,7 +102,7 @@ class AdapterLoads:
         self._unwanted: set[str] = set()  # of these: leave as soon as nobody uses them
         self._queued: dict[str, _Load] = {}  # by digest, in the order of their arrival
         self._reading: _Load | None = None
-        self._turns: dict[str | None, int] = {}  # number of the last load of each tenant that waits
+        self._turns: dict[str | None, int] = {}  # number of the last load of each tenant, since the queue was empty
         self._num_read = 0
         self._work: SimpleQueue[Adapter | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -146,6 +146,8 @@ class AdapterLoads:
         """An adapter has been read; its requests are held no more."""
         load, self._reading = self._reading, None
         assert load is not None, "an adapter was read that nobody asked for"
+        if not self._queued:
+            self._turns.clear()
         if read.error is None:
             self._loaded[read.adapter.digest] = None
         return LoadEnded(load.adapter, tuple(load.held), read.error, load.ahead)
@@ -213,8 +215,6 @@ class AdapterLoads:
         del self._queued[load.adapter.digest]
         self._num_read += 1
         self._turns[load.tenant] = self._num_read
-        if not self._queued:
-            self._turns.clear()
         self._reading = load
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_all, name="faser-adapters", daemon=True)

@@ -151,7 +151,6 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
-        adapters=executor if config.enable_lora else None,
         companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(
