@@ -357,6 +357,7 @@ class ModelExecutor:
         self._release(plan.released)
         for start in plan.started:
             self._table.clear(start.slot)
+            self._table.set_adapter(start.slot, start.adapter)
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)

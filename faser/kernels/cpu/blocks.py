@@ -29,6 +29,7 @@ from faser.kernels.cpu.library import (
     TokenInputsStruct,
 )
 from faser.kernels.cpu.low_bit import LowBitLinear
+from faser.kernels.interface.adapters import AdaptedLinear
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -298,6 +299,8 @@ def is_grouped(block: Experts) -> bool:
 
 
 def reorders(packed: PackedLinear | None) -> bool:
+    if isinstance(packed, AdaptedLinear):
+        return True
     return isinstance(packed, LowBitLinear) and packed.order is not None
 
 

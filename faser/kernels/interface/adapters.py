@@ -7,11 +7,16 @@ sequence, and all rows of a sequence have one adapter. The bits of a row do not 
 rows.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from faser.errors import ConfigError
 from faser.kernels.interface.shapes import PackedLinear, RowLayout
 
 # Opaque handles of a backend: room for the adapters of one product; one adapter packed for one product; the
@@ -40,8 +45,10 @@ class AdaptedLinear:
 class Adapters(Protocol):
     """Kernels of a backend for adapters."""
 
-    def room(self, parts: tuple[int, ...], depth: int, *, slots: int, max_rank: int) -> AdapterRoom:
-        """Make room for `slots` adapters of a product [N, depth], none of which is set.
+    def room(
+        self, parts: tuple[int, ...], depth: int, dtype: torch.dtype, *, slots: int, max_rank: int
+    ) -> AdapterRoom:
+        """Make room for `slots` adapters of a product [N, depth], none of which is set. dtype: of activations.
 
         parts: columns of each part of the product, which add up to N: a product of queries, keys and values has
         three, and an adapter may leave some of them as they are. max_rank: the most rows of a LowRank.down.
@@ -69,3 +76,73 @@ class Adapters(Protocol):
         Between the two products numbers are rounded to the type of x. A row whose slot is empty stays as it is.
         """
         ...
+
+
+class AdapterRun(NamedTuple):
+    """Rows begin … end - 1 have the adapter in this slot."""
+
+    slot: int
+    begin: int
+    end: int
+
+
+def adapter_runs(layout: RowLayout) -> list[AdapterRun]:
+    """Return the rows that have adapters, in their order; neighbours with one adapter are one run."""
+    if layout.adapters is None:
+        return []
+    slots, starts = layout.adapters.numpy(), layout.query_start.numpy()
+    first = np.flatnonzero(np.diff(slots, prepend=slots[:1] - 1))  # sequences that begin a run
+    ends = starts[np.append(first[1:], len(slots))]
+    runs = zip(slots[first].tolist(), starts[first].tolist(), ends.tolist(), strict=True)
+    return [AdapterRun(*each) for each in runs if each[0] >= 0]
+
+
+def check_rank(parts: Sequence[LowRank | None], max_rank: int) -> None:
+    """Raises ConfigError for a rank above max_rank."""
+    for part in parts:
+        if part is not None and len(part.down) > max_rank:
+            raise ConfigError(f"an adapter has rank {len(part.down)}; --max-lora-rank is {max_rank}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TorchRoom:
+    """firsts: the first column of each part, and behind the last one."""
+
+    firsts: tuple[int, ...]
+    dtype: torch.dtype
+    max_rank: int
+    slots: list[tuple[LowRank | None, ...] | None] = field(repr=False)
+
+
+class TorchAdapters:
+    """Adapters in tensor operations, run by run: the reference of the kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def room(
+        self, parts: tuple[int, ...], _depth: int, dtype: torch.dtype, *, slots: int, max_rank: int
+    ) -> _TorchRoom:
+        firsts = tuple(accumulate(parts, initial=0))
+        return _TorchRoom(firsts=firsts, dtype=dtype, max_rank=max_rank, slots=[None] * slots)
+
+    def pack(self, room: _TorchRoom, parts: tuple[LowRank | None, ...]) -> tuple[LowRank | None, ...]:
+        check_rank(parts, room.max_rank)
+
+        def packed(part: Tensor) -> Tensor:
+            return part.to(self._device, room.dtype, copy=True).contiguous()
+
+        return tuple(each and LowRank(down=packed(each.down), up=packed(each.up)) for each in parts)
+
+    def set(self, room: _TorchRoom, slot: int, packed: tuple[LowRank | None, ...] | None) -> None:
+        room.slots[slot] = packed
+
+    def rows(self, layout: RowLayout) -> list[AdapterRun] | None:
+        return adapter_runs(layout) or None
+
+    def add(self, x: Tensor, room: _TorchRoom, out: Tensor, rows: list[AdapterRun]) -> None:
+        for slot, begin, end in rows:
+            for part, first, last in zip(room.slots[slot] or (), room.firsts, room.firsts[1:], strict=False):
+                if part is not None:
+                    inner, columns = x[begin:end] @ part.down.T, out[begin:end, first:last]
+                    columns.copy_(columns.float() + inner.float() @ part.up.float().T)
