@@ -22,7 +22,8 @@ from faser.api.requests.chat_renderer import ChatRenderer
 from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
 from faser.config.sources import engine_options
-from faser.engine.checkpoints.source import resolve
+from faser.engine.checkpoints.adapter import read_adapter
+from faser.engine.checkpoints.source import resolve, resolve_adapter
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ModelError, RequestError
@@ -293,10 +294,9 @@ class LLM:
                 "lora_request needs room for adapters: LLM(…, enable_lora=True)", param="lora_request"
             )
         if asked not in self._adapters:
-            from faser.cli.application import adapter_reader
-
             try:
-                self._adapters[asked] = adapter_reader(self._config)(asked.lora_name, asked.lora_path)
+                path = resolve_adapter(asked.lora_path, progress=_no_progress)
+                self._adapters[asked] = read_adapter(asked.lora_name, path, max_rank=self._config.max_lora_rank)
             except ModelError as error:
                 raise RequestError(str(error), param="lora_request") from None
         return self._adapters[asked]

@@ -25,9 +25,10 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.kv_events import of_engine
 from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
+from faser.engine.checkpoints.adapter import read_adapter
 from faser.engine.checkpoints.downloads import Downloads
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
-from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve
+from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve, resolve_adapter
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine, Place
 from faser.engine.client.replicas import Replicas
@@ -79,7 +80,7 @@ async def build_application(
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
-    read = adapter_reader(engine_config)
+    read = adapter_reader(engine_config, report)
     modules = await read_modules(server_config.adapter_modules, read)
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
     own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
@@ -149,11 +150,11 @@ async def build_application(
     return Application(engine, joint, tuple(apps) if server_config.data_parallel_first_port else ())
 
 
-def adapter_reader(config: EngineConfig) -> ReadAdapter:
-    """Return what reads the adapters of an engine with these settings."""
-    from faser.engine.checkpoints.adapter import read_adapter
-
-    return lambda name, path: read_adapter(name, Path(path).expanduser(), max_rank=config.max_lora_rank)
+def adapter_reader(config: EngineConfig, report: ProgressCallback) -> ReadAdapter:
+    """Return what reads the adapters of an engine with these settings. report: of a fetch from the hub."""
+    return lambda name, path: read_adapter(
+        name, resolve_adapter(path, progress=report), max_rank=config.max_lora_rank
+    )
 
 
 @asynccontextmanager

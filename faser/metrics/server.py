@@ -89,6 +89,7 @@ class Metrics(EngineObserver):
         self._page = MetricsPage()
         self._seen = EngineStats()
         self._max_loras = max_loras
+        self._named_adapters = ("", "")  # waiting, running
         self.live = LiveRecorder()
         make = _SeriesFactory(self._page, (model_name, engine))
         own = _SeriesFactory(self._page, (model_name, engine), prefix="faser_")
@@ -152,7 +153,7 @@ class Metrics(EngineObserver):
             "requests, and how many may run at once. 0: no request had an adapter yet.",
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         )
-        self._adapters(str(self._max_loras), "", "", value=0)
+        self._adapters(str(self._max_loras), *self._named_adapters, value=0)
 
     def _make_counters(self, make: "_SeriesFactory") -> None:
         self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
@@ -313,9 +314,10 @@ class Metrics(EngineObserver):
         self._preemptions.inc(stats.num_preemptions - seen.num_preemptions)
         if stats.num_steps > seen.num_steps:
             self._step_tokens.observe(prompt - cached + generated)
-        running, waiting = stats.running_adapters, stats.waiting_adapters
-        if (running, waiting) != (seen.running_adapters, seen.waiting_adapters):
-            self._adapters(str(self._max_loras), ",".join(waiting), ",".join(running), value=time.time())
+        named = (",".join(stats.waiting_adapters), ",".join(stats.running_adapters))
+        if named != self._named_adapters:
+            self._named_adapters = named
+            self._adapters(str(self._max_loras), *named, value=time.time())
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
         if stats.audit is not None:
