@@ -88,9 +88,7 @@ def resolve(
     return found
 
 
-def resolve_adapter(
-    adapter: str, *, progress: ProgressCallback, downloads: Downloads | None = None
-) -> Path:
+def resolve_adapter(adapter: str, *, progress: ProgressCallback, downloads: Downloads | None = None) -> Path:
     """Return the folder or the .gguf file of a LoRA adapter. adapter: a local path, or a hub id, owner/name.
 
     progress: see resolve. Raises ModelError that names the adapter: no such path or id, no network.
