@@ -75,7 +75,9 @@ _log = logging.getLogger("faser")
 
 def read_adapter(name: str, path: Path, *, max_rank: int) -> Adapter:
     """Digest and check the adapter at path; name: of the model of requests that want it. See open_adapter."""
-    return Adapter(name=name, path=str(path), digest=open_adapter(path, max_rank=max_rank).digest)
+    file = open_adapter(path, max_rank=max_rank)
+    file.close()
+    return Adapter(name=name, path=str(path), digest=file.digest)
 
 
 def open_adapter(path: Path, *, max_rank: int) -> AdapterFile:
@@ -132,6 +134,7 @@ def _open_peft(folder: Path, max_rank: int) -> AdapterFile:
         base=config.base,
         architecture=None,
         factors=factors_of,
+        content=content,
     )
 
 

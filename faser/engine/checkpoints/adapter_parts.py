@@ -45,7 +45,7 @@ class AdapterFile:
     model.layers.0.self_attn.q_proj. base: the model that it says it was trained for; None: it does not say.
     architecture: general.architecture of a GGUF file; None: it is none. factors: gives down [rank, in] and up
     [out, rank] of a part, in float32, float16 or bfloat16, not to be written to; called with the module's name and
-    the model's spec, by which rows are put into the hub's order.
+    the model's spec, by which rows are put into the hub's order. content: of the file with the tensors.
     """
 
     path: Path
@@ -54,6 +54,15 @@ class AdapterFile:
     base: str | None
     architecture: str | None
     factors: Callable[[str, DecoderSpec], Factors]
+    content: mmap.mmap
+
+    def close(self) -> None:
+        """Free the content, piece by piece: a thread that frees all of it at once would hold up the others.
+
+        Factors that were given have no values any more.
+        """
+        for start in range(0, len(self.content), _CHUNK):
+            self.content.madvise(mmap.MADV_DONTNEED, start, min(_CHUNK, len(self.content) - start))
 
     @property
     def rank(self) -> int:

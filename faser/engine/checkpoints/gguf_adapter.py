@@ -65,6 +65,7 @@ def open_gguf_adapter(path: Path, content: mmap.mmap, digest: str, *, max_rank: 
         base=file.get("general.base_model.0.name", str),
         architecture=file.require("general.architecture", str),
         factors=factors,
+        content=content,
     )
 
 

@@ -24,14 +24,17 @@ class NoAdapters:
     def load(self, adapter: Adapter) -> None:
         raise RequestError(f"the adapter {adapter.name} cannot be used: --enable-lora is off", param="model")
 
-    def drop(self, digest: str) -> None:
+    def drop(self, _digest: str) -> None:
         raise AssertionError("nothing is loaded")
 
-    def place(self, slot: int, digest: str) -> None:
+    def place(self, _slot: int, _digest: str) -> None:
         raise AssertionError("nothing is loaded")
 
 
-class AdapterStore(NoAdapters):
+NO_ADAPTERS = NoAdapters()
+
+
+class AdapterStore:
     """Adapters by their digests. products: of the model; none: it has no adapters.
 
     spec: of the whole model. dtype: of its activations. architectures: the names that GGUF files of its family
@@ -66,6 +69,7 @@ class AdapterStore(NoAdapters):
             file = open_adapter(Path(adapter.path), max_rank=self._max_rank)
             self._check(adapter, file)
             self._packed[adapter.digest] = tuple(self._pack(product, file) for product in self._products)
+            file.close()
         except FaserError as error:
             raise RequestError(f"the adapter {adapter.name} cannot be used: {error}", param="model") from None
 
@@ -97,7 +101,7 @@ class AdapterStore(NoAdapters):
         for module, part in file.parts.items():
             shape = self._shapes.get(module)
             if shape is None:
-                kinds = dict.fromkeys(name.split(".", 3)[3] for name in self._shapes)
+                kinds = sorted({name.split(".", 3)[3] for name in self._shapes})
                 raise RequestError(
                     f"{file.path} adapts {module}; of this model of {self._spec.num_layers} layers FASER adapts "
                     f"{', '.join(kinds)}"

@@ -24,7 +24,7 @@ from faser.engine.contract.plan import (
     StepResult,
     StepRows,
 )
-from faser.engine.execution.adapters import NoAdapters
+from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore, NoAdapters
 from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
 from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -85,8 +85,9 @@ class ModelExecutor:
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
     matchers: of the sampler, where answers may have a structure; drafts are cut where their grammar forbids them.
-    speculation: None in an engine that never drafts. adapters: None: the model has none. samples_in_runner: the runner samples tokens that depend on
-    nothing but their logits right after the forward; else the sampler does, stage by stage, with the same tokens.
+    adapters: that requests may have. speculation: None in an engine that never drafts. samples_in_runner: the
+    runner samples tokens that depend on nothing but their logits right after the forward; else the sampler does,
+    stage by stage, with the same tokens.
     """
 
     def __init__(
@@ -98,11 +99,11 @@ class ModelExecutor:
         max_logit_rows: int,
         matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
-        adapters: NoAdapters | None = None,
+        adapters: AdapterStore | NoAdapters = NO_ADAPTERS,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner
-        self._adapters = adapters or NoAdapters()
+        self._adapters = adapters
         self._sampler = sampler
         self._table = table
         self._matchers = matchers
