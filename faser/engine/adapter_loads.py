@@ -102,9 +102,7 @@ class AdapterLoads:
         self._unwanted: set[str] = set()  # of these: leave as soon as nobody uses them
         self._queued: dict[str, _Load] = {}  # by digest, in the order of their arrival
         self._reading: _Load | None = None
-        self._turns: dict[
-            str | None, int
-        ] = {}  # number of the last load of each tenant, since the queue was empty
+        self._turns: dict[str | None, int] = {}  # number of each tenant's last load, since the queue was empty
         self._num_read = 0
         self._work: SimpleQueue[Adapter | None] = SimpleQueue()
         self._thread: threading.Thread | None = None

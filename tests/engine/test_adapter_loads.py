@@ -287,9 +287,8 @@ def test_random_lives_end_and_leave_nothing_in_use(seed: int) -> None:
             aborted.add(rng.choice(sorted(asked)))
             server.send(Abort(max(aborted)))
         if rng.random() < 0.2:
-            server.send(
-                rng.choice([LoadAdapter, lambda each: DropAdapter(each.digest)])(adapter(rng.choice("vwxyz")))
-            )
+            chosen = adapter(rng.choice("vwxyz"))
+            server.send(LoadAdapter(chosen) if rng.random() < 0.5 else DropAdapter(chosen.digest))
         if server.files.holds and rng.random() < 0.6:
             server.files.let_go()
     for _ in range(80):  # no more loads than these are open
