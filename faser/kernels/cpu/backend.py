@@ -20,6 +20,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.adapters import NativeAdapters
 from faser.kernels.cpu.block_drafting import NativeBlockDrafting
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
 from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct, short_conv_struct
@@ -27,7 +28,6 @@ from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
-from faser.kernels.interface.adapters import TorchAdapters
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.experts import experts_one_by_one
@@ -135,7 +135,7 @@ class NativeBackend:
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
-        self.adapters = TorchAdapters(self.device)
+        self.adapters = NativeAdapters(self._library, self._pools)
         self.mixtures = SeparateMixtures(proxy)
         self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
         self.layers = self.blocks

@@ -42,6 +42,11 @@ class AdaptedLinear:
     room: AdapterRoom
 
 
+def base_of(product: PackedLinear) -> PackedLinear:
+    """Return the product of all rows, of one that adapters may change or not."""
+    return product.base if isinstance(product, AdaptedLinear) else product
+
+
 class Adapters(Protocol):
     """Kernels of a backend for adapters."""
 
