@@ -151,6 +151,7 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
+        adapters=executor if parts.config.enable_lora else None,
         companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(

@@ -49,7 +49,7 @@ def misfit(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
 async def running(
     directory: Path, tokenizer: Tokenizer, transport: Transport = "thread", first: tuple[Adapter, ...] = ()
 ) -> AsyncIterator[AsyncEngine]:
-    supervision = Supervision(max_restarts=1)
+    supervision = Supervision(max_restarts=1 if transport == "process" else 0)
     engine = AsyncEngine(
         WITH_ROOM, directory, tokenizer, transport=transport, supervision=supervision, adapters=first
     )
