@@ -151,7 +151,7 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
-        adapters=executor if parts.config.enable_lora else None,
+        adapters=executor.adapters,
         companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(
