@@ -8,6 +8,7 @@ import numpy as np
 
 from faser.engine.contract.drafts import Drafts, table_of
 from faser.engine.contract.plan import (
+    NO_ADAPTER,
     PLACEHOLDER,
     DrafterCheck,
     DraftPlan,
@@ -21,6 +22,7 @@ from faser.engine.contract.plan import (
     StepRows,
 )
 from faser.engine.control.speculation.policy import Candidates, Policy
+from faser.types.adapter import Adapter
 from faser.types.answer import PositionLogprobs, SequenceError
 from faser.types.arrays import Ints
 
@@ -48,12 +50,16 @@ def scripted_logprobs(history: int, token_id: int) -> PositionLogprobs:
 
 @dataclass(slots=True)
 class _Line:
-    """A slot in use. histories[i]: hash of the first i tokens, as far as they are known. last: chosen last."""
+    """A slot in use. histories[i]: hash of the first i tokens, as far as they are known. last: chosen last.
+
+    adapter: the digest of its adapter; None: it has none.
+    """
 
     start: SequenceStart
     histories: list[int]
     blocks: list[int]
     last: int = PLACEHOLDER
+    adapter: str | None = None
 
 
 class ScriptedExecutor:
@@ -67,7 +73,8 @@ class ScriptedExecutor:
     early; None: never any. chunk: the model has recurrent states as well, which each slot keeps after whole chunks
     of this number of tokens, and snapshots of them; None: it has none. follows: drafts go on behind launched
     steps, but for some that this random generator refuses; None: they never do. masks: of answers with a
-    structure.
+    structure. adapters: digests by adapter slot; a sequence's must stay where it is as long as the sequence does.
+    loaded: digests of adapters in memory, of which plans may place any.
     """
 
     def __init__(
@@ -92,6 +99,8 @@ class ScriptedExecutor:
         self._prunes = prunes
         self._states = None if chunk is None else ScriptedStates(chunk)
         self.fail_slots: set[int] = set()
+        self.adapters: dict[int, str] = {}
+        self.loaded: set[str] = set()
         self.steps: list[StepPlan] = []
         self.launched: list[StepPlan] = []
         self._lines: dict[int, _Line] = {}
@@ -117,12 +126,25 @@ class ScriptedExecutor:
             self._states.save(save)
         for slot in plan.released:
             del self._lines[slot]
+        for placed in plan.adapters:
+            assert placed.digest in self.loaded, f"adapter {placed.digest} is not in memory"
+            used = [slot for slot, line in self._lines.items() if line.start.adapter == placed.slot]
+            assert not used, f"adapter slot {placed.slot} is in use by the sequences of slots {used}"
+            self.adapters[placed.slot] = placed.digest
         for start in plan.started:
             assert start.slot not in self._lines, f"slot {start.slot} is in use"
-            self._lines[start.slot] = _Line(start, _histories(start.token_ids), [])
+            adapter = None if start.adapter == NO_ADAPTER else self.adapters[start.adapter]
+            histories = _histories(start.token_ids, first=first_history(adapter))
+            self._lines[start.slot] = _Line(start, histories, [], adapter=adapter)
             if start.snapshot is not None:
                 assert self._states is not None, "the model has no states to restore"
                 self._states.restore(start.slot, start.snapshot)
+        for rows in plan.rows:
+            line = self._lines[rows.slot]
+            found = self.adapters.get(line.start.adapter)
+            assert found == line.adapter, (
+                f"slot {rows.slot} computes with adapter {found} in place of {line.adapter}"
+            )
         self._write(plan)
         if self._states is not None:
             for rows in plan.rows:
@@ -134,6 +156,13 @@ class ScriptedExecutor:
             for rows in plan.rows
         ]
         return replace(step_result(plan.step, *outcomes, run_s=0.001 * plan.num_rows), drafts=drafts)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        self.loaded.add(adapter.digest)
+
+    def drop_adapter(self, digest: str) -> None:
+        self.loaded.remove(digest)
+        self.adapters = {slot: each for slot, each in self.adapters.items() if each != digest}
 
     def rebuild(self, check: DrafterCheck) -> bool:  # noqa: ARG002
         return False
@@ -161,6 +190,11 @@ class ScriptedExecutor:
         busy = {rows.slot for each in self.launched for rows in each.rows}
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
+        if self.launched:
+            adapters = {slot: line.start.adapter for slot, line in self._lines.items()}
+            adapters |= {start.slot: start.adapter for start in self.launched[0].started}
+            used = {adapters[slot] for slot in busy}
+            assert used.isdisjoint([placed.slot for placed in plan.adapters]), "an adapter in flight is replaced"
         assert plan.is_async == bool(self.launched), "a plan knows whether a step is in flight"
         scored = [start for start in plan.started if start.sampling.prompt_logprobs is not None]
         assert not scored, "the prompt of a newcomer is scored"
@@ -444,7 +478,7 @@ class ScriptedStates:
     def run(self, rows: SequenceRows, path: list[int]) -> None:
         """path: histories of the sequence's tokens, drafted ones included."""
         slot, start, end = rows.slot, rows.start, rows.start + len(rows.token_ids)
-        seen, known = ([0], 0) if start == 0 else (self._seen[slot], self._known[slot])
+        seen, known = (path[:1], 0) if start == 0 else (self._seen[slot], self._known[slot])
         kept = known // self._chunk * self._chunk
         assert kept <= start < len(seen), f"slot {slot} goes on at {start}, not at {kept} to {len(seen) - 1}"
         assert seen[: start + 1] == path[: start + 1], f"slot {slot} goes on from a state of foreign tokens"
@@ -495,8 +529,13 @@ def _drafts(plan: DraftPlan, token_ids: list[list[int]], *, run_s: float, by_mod
     return Drafts(step=plan.step, table=table, run_s=run_s, passes=passes)
 
 
-def _histories(token_ids: tuple[int, ...]) -> list[int]:
-    histories = [0]
+def first_history(adapter: str | None) -> int:
+    """The history of no tokens. adapter: a digest; every key and value depends on it."""
+    return 0 if adapter is None else extend(0, int(adapter, 16))
+
+
+def _histories(token_ids: tuple[int, ...], *, first: int) -> list[int]:
+    histories = [first]
     for token_id in token_ids:
         histories.append(extend(histories[-1], token_id))
     return histories

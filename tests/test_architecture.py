@@ -39,6 +39,7 @@ class Layer(Enum):
         "engine.build",
         "engine.worker",
         "engine.preparation",
+        "engine.adapter_loads",
         "engine.step_trace",
         "engine.kv_events",
     )

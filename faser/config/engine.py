@@ -71,6 +71,9 @@ def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_b
     return found
 
 
+# Adapters kept in memory for each that may be in a step.
+_CPU_LORAS = 4
+
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
 
@@ -177,6 +180,37 @@ class EngineConfig:
         low=1,
         high=1 << 24,
         common=True,
+    )
+    enable_lora: bool = setting(
+        MODEL,
+        Kind.SWITCH,
+        False,
+        "Serve LoRA adapters: a request that names one as its model gets its answers. Off: no cost.",
+    )
+    max_loras: int = setting(
+        MODEL,
+        Kind.COUNT,
+        4,
+        "Maximum number of different adapters in one step. Requests for others wait.",
+        low=1,
+        high=256,
+    )
+    max_lora_rank: int = setting(
+        MODEL,
+        Kind.COUNT,
+        64,
+        "Largest rank of an adapter. A GPU reserves memory for it.",
+        low=1,
+        high=512,
+    )
+    max_cpu_loras: int | None = setting(
+        MODEL,
+        Kind.COUNT,
+        None,
+        "Maximum number of adapters kept in memory, with those in use; the least recently used leave. Default: "
+        "four times --max-loras.",
+        low=1,
+        high=1 << 16,
     )
     seed: int = setting(
         MODEL,
@@ -495,6 +529,11 @@ class EngineConfig:
         return self.on_gpu if self.async_scheduling is None else self.async_scheduling
 
     @property
+    def num_cpu_loras(self) -> int:
+        """Return how many adapters are kept in memory at most."""
+        return _CPU_LORAS * self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    @property
     def without_effect(self) -> tuple[str, ...]:
         """Settings that were changed and have no effect on this device."""
         if self.device != "cpu":
@@ -550,6 +589,11 @@ class EngineConfig:
             found.append(
                 f"{label('state_snapshot_memory')} is {given}; snapshots are for prefix caching, and "
                 f"{label('enable_prefix_caching')} is off"
+            )
+        slots, kept = values["max_loras"], values["max_cpu_loras"]
+        if slots is not None and kept is not None and kept < slots:
+            found.append(
+                f"{label('max_cpu_loras')} is {kept}; it must be at least {label('max_loras')}, which is {slots}"
             )
         found += _device_problems(values, label)
         if values["kv_cache_dir"] is not None:

@@ -15,6 +15,7 @@ from faser.engine.audit import Auditor
 from faser.engine.checkpoints.blocks import BlockSpec
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.adapters import AdapterSlots
 from faser.engine.control.clock import Clock, WallClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -150,6 +151,7 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
+        adapters=executor.adapters,
         companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(
@@ -196,6 +198,7 @@ def _scheduler(
         state_chunk=CHUNK if target.spec.has_states else 0,
         pace=pace,
         disk=disk,
+        adapters=AdapterSlots(config.max_loras) if config.enable_lora else None,
     )
     return scheduler, disk
 

@@ -18,13 +18,23 @@ from dataclasses import replace
 from faser.engine.contract.companion import Companion
 from faser.engine.contract.drafts import Drafts
 from faser.engine.contract.latency_model import Pace
-from faser.engine.contract.plan import DraftPlan, Executor, LaunchedStep, StepDeltas, StepPlan, StepResult
+from faser.engine.contract.plan import (
+    AdapterMemory,
+    DraftPlan,
+    Executor,
+    LaunchedStep,
+    StepDeltas,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.control.adapters import NO_ADAPTERS
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
 from faser.engine.step_trace import StepTraceFile
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.structure.trials import COSTLY, Budget
 from faser.errors import RequestError
+from faser.types.adapter import Adapter
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 
@@ -33,8 +43,8 @@ class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
-    ended. grammars: None in an engine whose answers have no structure. companions: work beside the steps, in this
-    order.
+    ended. grammars: None in an engine whose answers have no structure. adapters: None in one whose requests have
+    none. companions: work beside the steps, in this order.
     """
 
     def __init__(
@@ -45,10 +55,12 @@ class Engine:
         *,
         schedules_async: bool = False,
         grammars: GrammarCompiler | None = None,
+        adapters: AdapterMemory | None = None,
         companions: Sequence[Companion] = (),
     ) -> None:
         self._companions = companions
         self._grammars = grammars
+        self._adapters = adapters
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
@@ -203,8 +215,24 @@ class Engine:
             raise RequestError("this engine has no grammars", param=asked.param)
         self._grammars.hold(asked, budget)
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter before requests with it are added, in any thread. Raises RequestError."""
+        if self._adapters is None:
+            raise RequestError(NO_ADAPTERS, param="model")
+        self._adapters.load_adapter(adapter)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free an adapter that is not in use, between two steps."""
+        assert self._adapters is not None, "an engine without adapters has loaded none"
+        self._scheduler.forget_adapter(digest)
+        self._adapters.drop_adapter(digest)
+
+    def adapters_in_use(self) -> set[str]:
+        """Return the digests of the adapters of accepted requests, and of rows in flight."""
+        return self._scheduler.adapters_in_use()
+
     def add(self, request: Request) -> None:
-        """Accept a request. Raises RequestError if the engine can never serve it."""
+        """Accept a request, whose adapter is loaded. Raises RequestError if the engine can never serve it."""
         for each in self._companions:
             request = each.admit(request)
         self._scheduler.add(request)

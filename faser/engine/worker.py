@@ -14,18 +14,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from faser.engine.adapter_loads import AdapterLoads, AdapterRead, LoadEnded
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
+    AdapterLoaded,
     Configure,
     Deltas,
+    DropAdapter,
     Failed,
     FromEngine,
+    LoadAdapter,
     Loaded,
     Progress,
     Reclassify,
@@ -42,11 +46,14 @@ from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, OverloadError, RequestError
 from faser.logs import ENGINE, start_logging
+from faser.optional import maybe
 from faser.types.engine import EngineState
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
 
 _log = logging.getLogger("faser.engine")
+
+_Inbox = SimpleQueue[ToEngine | Prepared | AdapterRead | None]
 
 # An idle engine sends its statistics this often, so a longer silence means that it hangs.
 HEARTBEAT_S = 2.0
@@ -119,7 +126,7 @@ def words_for_clients(error: BaseException) -> str:
 
 
 def _serve(connection: socket.socket, own_process: bool) -> None:
-    inbox: SimpleQueue[ToEngine | Prepared | None] = SimpleQueue()
+    inbox: _Inbox = SimpleQueue()
     told_to_end, loaded = threading.Event(), threading.Event()
     threading.Thread(
         target=_read_all, args=(connection, inbox, told_to_end), name="faser-inbox", daemon=True
@@ -136,15 +143,19 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     if own_process:
         _freeze_garbage()
     preparation = Preparation(engine.prepare, inbox.put)
+    loads = AdapterLoads(engine, inbox.put, max_loaded=first.config.num_cpu_loras)
     stats = StatsReport(engine)
     try:
-        while _take_messages(engine, inbox, preparation, stats, connection):
+        while _take_messages(engine, inbox, preparation, loads, stats, connection):
             deltas = engine.step()
-            newest, pace = stats.due(), stats.due_pace()
+            for request, late in loads.rest():
+                _reject(connection, request, late)
+            newest, pace = maybe(loads.add_to, stats.due()), stats.due_pace()
             uncomputed = {} if pace is None else engine.uncomputed_prompts()
             _send(connection, Deltas(deltas, newest, pace, uncomputed))
     finally:
         preparation.close()
+        loads.close()
         engine.close()
 
 
@@ -167,8 +178,9 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
 
 def _take_messages(
     engine: Engine,
-    inbox: SimpleQueue[ToEngine | Prepared | None],
+    inbox: _Inbox,
     preparation: Preparation,
+    loads: AdapterLoads,
     stats: StatsReport,
     connection: socket.socket,
 ) -> bool:
@@ -189,18 +201,25 @@ def _take_messages(
             case Submit(request) if request.sampling.structured_output is not None:
                 preparation.begin(request)
             case Submit(request):
-                _add(engine, request, connection)
+                if not loads.holds(request):
+                    _add(engine, request, (), connection)
             case Prepared(request, error):
                 aborts = preparation.end(request)
                 if error is not None:
                     _reject(connection, request, error)
-                elif all(abort.index is not None for abort in aborts):
-                    _add(engine, request, connection)
-                for abort in aborts:
-                    engine.abort(abort.request_id, abort.index)
+                elif all(abort.index is not None for abort in aborts) and not loads.holds(request, aborts):
+                    _add(engine, request, aborts, connection)
+            case AdapterRead() as read:
+                _end_load(engine, loads.ended(read), connection)
+            case LoadAdapter(adapter) if loads.load(adapter):
+                _send(connection, AdapterLoaded(adapter.digest, None))
+            case LoadAdapter():
+                pass  # until it is read
+            case DropAdapter(digest):
+                loads.drop(digest)
             case Reclassify(request):
                 engine.reclassify(request)
-            case Abort(request_id, index) if not preparation.abort(message):
+            case Abort(request_id, index) if not (preparation.abort(message) or loads.abort(message)):
                 engine.abort(request_id, index)
             case Abort():
                 pass  # until it is prepared
@@ -213,11 +232,25 @@ def _take_messages(
         block = False
 
 
-def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
+def _add(engine: Engine, request: Request, aborts: Iterable[Abort], connection: socket.socket) -> None:
+    """Add a request but for those of its samples that have been aborted meanwhile."""
     try:
         engine.add(request)
     except RequestError as error:
         _reject(connection, request, error)
+    for abort in aborts:
+        engine.abort(abort.request_id, abort.index)
+
+
+def _end_load(engine: Engine, ended: LoadEnded, connection: socket.socket) -> None:
+    """An adapter is in memory, or cannot be: add the requests that waited for it, or reject them."""
+    if ended.answers:
+        _send(connection, AdapterLoaded(ended.adapter.digest, maybe(str, ended.error)))
+    for each in ended.held:
+        if ended.error is None:
+            _add(engine, each.request, each.aborts, connection)
+        else:
+            _reject(connection, each.request, ended.error)
 
 
 def _reject(connection: socket.socket, request: Request, error: RequestError | OverloadError) -> None:
@@ -233,9 +266,7 @@ def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:
         os._exit(0)
 
 
-def _read_all(
-    connection: socket.socket, inbox: SimpleQueue[ToEngine | Prepared | None], told_to_end: threading.Event
-) -> None:
+def _read_all(connection: socket.socket, inbox: _Inbox, told_to_end: threading.Event) -> None:
     while (message := receive(connection)) is not None:
         if isinstance(message, Shutdown):
             told_to_end.set()

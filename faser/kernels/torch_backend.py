@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from faser.kernels.interface.adapters import TorchAdapters
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
@@ -85,6 +86,7 @@ class TorchBackend:
         self.name = "torch"
         self.sampling_kernels: SamplingKernels | None = None
         self.mask_kernel = None
+        self.adapters = TorchAdapters(self.device)
         self.mixtures = SeparateMixtures(self)
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)

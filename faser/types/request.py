@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from faser.errors import RequestError
+from faser.types.adapter import Adapter
 from faser.types.sampling import PRIORITY_LIMITS, SamplingParams
 
 DEFAULT_CLASS = "default"
@@ -53,6 +54,8 @@ DEFAULT_SPECULATION = SpeculationParams()
 class Request:
     """One accepted request, tokenised. arrival_s: its arrival, by time.monotonic().
 
+    adapter: changes the model's answers; None: the model as it is. Requests with different ones share as little as
+    those with different salts.
     cache_salt: requests with different salts share neither prefix blocks nor past answers to draft from.
     shares_cache: clients that know nothing of each other share those of this request. So its outputs must say
     nothing about them: they come token by token, however many a step accepted, and drafts and cached tokens are
@@ -74,6 +77,7 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     arrival_s: float = 0.0
+    adapter: Adapter | None = None
     cache_salt: str | None = None
     shares_cache: bool = False
     speculation: SpeculationParams = DEFAULT_SPECULATION

@@ -179,7 +179,8 @@ class EngineStats:
     """A snapshot after a step. Counters count from the start of the engine; the other values are current.
 
     prompt_tokens: of the prompts that are computed, each request's once. prompt_tokens_cached: those of them that
-    the prefix cache had.
+    the prefix cache had. running_adapters, waiting_adapters: names of those that running and waiting samples want,
+    each once, sorted.
     """
 
     num_running: int = 0
@@ -194,6 +195,8 @@ class EngineStats:
     prefix_cache_hits: int = 0
     last_step_rows: int = 0
     last_step_s: float = 0.0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
     speculation: SpeculationStats | None = None
     audit: AuditStats | None = None
     kv_disk: KvDiskStats | None = None

@@ -114,6 +114,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
             {"max_num_batched_tokens": 32},
             "max_num_batched_tokens is 32; it must be at least max_num_seqs, which is 64",
         ),
+        ({"max_loras": 4, "max_cpu_loras": 2}, "max_cpu_loras is 2; it must be at least max_loras, which is 4"),
     ],
 )
 def test_an_impossible_engine_setting_names_value_and_limit(fields: dict[str, object], message: str) -> None:

@@ -3,10 +3,12 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
 from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.adapters import AdapterSlots
 from faser.engine.control.clock import SimulatedClock
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
@@ -18,10 +20,11 @@ from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.speculation.policy import Policy
 from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, PositionLogprobs
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
-from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
+from tests.fakes import ScriptedExecutor, extend, first_history, next_token, scripted_logprobs
 from tests.native_acceptance import make_native
 
 BLOCK_SIZE = 4
@@ -52,7 +55,7 @@ def expected(request: Request, index: int, *, max_model_len: int) -> Ending:
     sampling = request.sampling
     assert sampling.seed is not None
     seed = sample_seed(sampling.seed, index)
-    history = 0
+    history = _first_history(request)
     for token_id in request.prompt_token_ids:
         history = extend(history, token_id)
     room = max_model_len - len(request.prompt_token_ids)
@@ -74,12 +77,21 @@ def expected(request: Request, index: int, *, max_model_len: int) -> Ending:
 
 
 def expected_prompt_logprobs(request: Request) -> tuple[PositionLogprobs | None, ...]:
-    history = 0
+    history = _first_history(request)
     scores: list[PositionLogprobs | None] = []
     for token_id in request.prompt_token_ids:
         scores.append(scripted_logprobs(history, token_id) if scores else None)
         history = extend(history, token_id)
     return tuple(scores)
+
+
+def _first_history(request: Request) -> int:
+    return first_history(None if request.adapter is None else request.adapter.digest)
+
+
+def adapter(name: str) -> Adapter:
+    """An adapter whose digest is that of its name."""
+    return Adapter(name=name, path=name, digest=blake2b(name.encode(), digest_size=8).hexdigest())
 
 
 @dataclass
@@ -146,7 +158,8 @@ class Driver:
     during steps. looks: they are looked up. follows: a draft model makes them, behind steps in flight. control:
     instead of all these.
     kv, executor: None: the usual ones. num_snapshots: of recurrent states; None: the model has none. pace: None:
-    sequences with targets get no room from others. disk: makes it; None: no KV is kept on disk.
+    sequences with targets get no room from others. disk: makes it; None: no KV is kept on disk. max_loras: adapter
+    slots; the adapters of requests are in memory; None: requests have none. adapters: instead.
     """
 
     def __init__(
@@ -169,6 +182,8 @@ class Driver:
         num_snapshots: int | None = None,
         pace: PaceFit | None = None,
         disk: MakeDisk | None = None,
+        max_loras: int | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -195,6 +210,7 @@ class Driver:
             state_chunk=chunk or 0,
             pace=pace,
             disk=self.disk,
+            adapters=adapters or (None if max_loras is None else AdapterSlots(max_loras)),
             speculation=control
             if speculates is None
             else _speculation(
@@ -213,6 +229,8 @@ class Driver:
     def add(self, *requests: Request) -> None:
         for each in requests:
             self.scheduler.add(each)
+            if each.adapter is not None:
+                self.executor.load_adapter(each.adapter)
             self.samples |= {(each.request_id, index): Sample() for index in range(each.sampling.n)}
             self.scheduler.check_invariants()
 
@@ -268,6 +286,7 @@ class Driver:
                 self.disk.rest()
         assert self.plan() is None
         assert self.scheduler.stats().kv_usage == 0.0
+        assert self.scheduler.adapters_in_use() == set()
         return plans
 
     def check(self, *requests: Request) -> None:

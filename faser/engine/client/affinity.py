@@ -86,4 +86,4 @@ class PrefixReach:
 
 
 def _key(request: Request) -> int:
-    return hash((request.cache_salt, request.prompt_token_ids[:_BLOCK]))
+    return hash((request.cache_salt, request.adapter, request.prompt_token_ids[:_BLOCK]))

@@ -48,14 +48,14 @@ class RequestTraffic:
     """The answers to one request, while they grow.
 
     Requests of clients that keep them apart, by a cache_salt or a key, are withheld, and so are those that say
-    `store: false`.
+    `store: false`. Answers of an adapter are too: drafters learn the model without one.
     """
 
     def __init__(self, request: Request, recorder: "TrafficRecorder | None") -> None:
         """recorder: None where no answer is recorded."""
         self._request = request
         self._recorder = recorder
-        self._may_record = request.may_record and request.cache_salt is None
+        self._may_record = request.may_record and request.cache_salt is None and request.adapter is None
         self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
 
     def add(self, delta: OutputDelta) -> None:

@@ -1,7 +1,8 @@
 """Events of the prefix index: which content blocks of KV hold from now on, and which no longer.
 
 In vLLM's wire format (vllm/distributed/kv_events.py): each event is an array that begins with its name. A block's
-hash covers all tokens up to its end, and the cache_salt of its sequence; it has no meaning but being equal.
+hash covers all tokens up to its end, and the cache_salt and adapter of its sequence; it has no meaning but being
+equal.
 """
 
 import msgspec
@@ -10,9 +11,10 @@ import msgspec
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Blocks that follow one another are in the index. parent_block_hash: of what comes before; None: nothing.
 
-    token_ids: of all of them, block_size each. extra_keys: for each block what it depends on beyond its tokens:
-    the first block of a sequence with a cache_salt has that, hashed; None: none of them on anything. The other
-    fields are of what FASER does not have.
+    token_ids: of all of them, block_size each. lora_id, lora_name: a number for the content of the adapter that
+    computed them, and its name; None: no adapter did. extra_keys: for each block what it depends on beyond its
+    tokens: the adapter's name, and in the first block of a sequence with a cache_salt the salt, hashed; None:
+    nothing. medium: always None, which stands for the engine's own memory.
     """
 
     block_hashes: list[int]

@@ -13,6 +13,7 @@ import msgspec
 from faser.config.engine import EngineConfig
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.plan import StepDeltas
+from faser.types.adapter import Adapter
 from faser.types.engine import EngineState, ModelInfo
 from faser.types.request import Request
 from faser.types.statistics import EngineStats
@@ -42,6 +43,18 @@ class Reclassify(msgspec.Struct, frozen=True, tag=True):
     """Serve a request with other targets and limits, if it still waits. request: as it is to be served."""
 
     request: Request
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Load an adapter ahead of the requests that want it. The answer is AdapterLoaded."""
+
+    adapter: Adapter
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Free an adapter as soon as no request uses it: later requests will not want it."""
+
+    digest: str
 
 
 class WatchSteps(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +107,13 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     retry_after_s: int | None = None
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to LoadAdapter. error: why the adapter cannot be used; None: it can."""
+
+    digest: str
+    error: str | None
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Last message of an engine that fails. operator_error: the configuration or the checkpoint is the cause."""
 
@@ -101,8 +121,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Reclassify | Abort | WatchSteps | Shutdown
-FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | Failed
+ToEngine = Configure | Submit | Reclassify | Abort | LoadAdapter | DropAdapter | WatchSteps | Shutdown
+FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | AdapterLoaded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

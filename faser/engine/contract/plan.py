@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+from faser.engine.contract.cache_salt import NO_SALT
 from faser.engine.contract.drafts import Drafts
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, SpeculationSummary, StepTrace
 from faser.types.arrays import Ints
 from faser.types.sampling import SamplingParams
@@ -27,6 +29,8 @@ from faser.types.statistics import PruneStats
 # A row's input that is not known yet: the token that the step in flight samples for the slot, or a draft token
 # that was launched ahead of the step.
 PLACEHOLDER = -1
+# The adapter slot of a sequence without an adapter.
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,11 @@ class SequenceStart:
 
     seed: the effective one; the seed and a position determine every random choice of the sequence.
     token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
-    cache_salt: sequences of different ones never draft from each other's text. predicted_token_ids: extra text to
-    draft from, given by the request; it is never computed. snapshot: of the recurrent state after the tokens
-    before its first row; None: its first row is its first token, or the model has no such states.
+    salt: digest of the request's cache_salt and adapter; sequences of different ones never draft from each
+    other's text. predicted_token_ids: extra text to draft from, given by the request; it is never computed.
+    snapshot: of the recurrent state after the tokens before its first row; None: its first row is its first
+    token, or the model has no such states. adapter: slot of its adapter, which stays there as long as the sequence
+    has its own slot; NO_ADAPTER: it has none.
     """
 
     slot: int
@@ -45,9 +51,10 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
-    cache_salt: str | None = None
+    salt: bytes = NO_SALT
     predicted_token_ids: tuple[int, ...] = ()
     snapshot: int | None = None
+    adapter: int = NO_ADAPTER
 
 
 class StateSave(NamedTuple):
@@ -56,6 +63,13 @@ class StateSave(NamedTuple):
     slot: int
     snapshot: int
     num_tokens: int
+
+
+class AdapterPlacement(NamedTuple):
+    """An adapter, by its digest, is in an adapter slot from this plan on; it has been prepared before."""
+
+    slot: int
+    digest: str
 
 
 @dataclass(slots=True)
@@ -212,7 +226,8 @@ class DrafterCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, applied in this order: saves, released, started, rows. One plan may release and start one slot.
+    """One step, applied in this order: saves, released, adapters, started, rows. One plan may release and
+    start one slot.
 
     saves: of states as the step before left them, also in slots that are released. is_async: planned while the
     step before it is in flight. Then it releases and starts no slot that has rows in that step.
@@ -223,6 +238,7 @@ class StepPlan:
     started: tuple[SequenceStart, ...]
     rows: StepRows
     saves: tuple[StateSave, ...] = ()
+    adapters: tuple[AdapterPlacement, ...] = ()
     is_async: bool = False
 
     @property
@@ -399,6 +415,22 @@ class StepDeltas:
                 pooled=self.pooled.get(at),
             )
             begin = end
+
+
+class AdapterMemory(Protocol):
+    """The data plane's adapters, which plans put into adapter slots. An Executor of adapters has these too."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter's files and pack its weights, in any thread, also while steps run.
+
+        It is kept, by its digest, until drop_adapter. Raises RequestError that says why the adapter is unusable:
+        a file, field or tensor that is missing, damaged, or not for this model.
+        """
+        ...
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free an adapter that no sequence uses, between two steps; the slot that it is in becomes empty."""
+        ...
 
 
 class Executor(Protocol):

@@ -19,9 +19,11 @@ from hashlib import blake2b
 from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.kv_events import BlockRemoved, BlockStored, KvEvent
 from faser.errors import ConfigError
+from faser.types.adapter import Adapter
 
 # Wide enough that two prefixes with one digest cannot be found, not even on purpose.
 _DIGEST_BYTES = 32
+_ID_DIGITS = 7  # hexadecimal, of an adapter's number in events
 
 
 class SequenceBlocks:
@@ -31,13 +33,14 @@ class SequenceBlocks:
     survive a release: a sequence's block is hashed once in its life.
     """
 
-    __slots__ = ("blocks", "digests", "num_published", "root")
+    __slots__ = ("adapter", "blocks", "digests", "num_published", "root")
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, adapter: Adapter | None = None) -> None:
         self.blocks: list[int] = []
         self.digests: list[bytes] = []  # digests[i] identifies all tokens up to the end of block i
         self.num_published = 0  # leading blocks that are published, or will never be
         self.root = root
+        self.adapter = adapter
 
 
 class KvManager:
@@ -75,9 +78,9 @@ class KvManager:
             None  # with those of the blocks of a released table
         )
 
-    def new_table(self, cache_salt: str | None = None) -> SequenceBlocks:
-        """An empty table. Tables of different salts never share content through the prefix index."""
-        return SequenceBlocks(salt_digest(cache_salt))
+    def new_table(self, cache_salt: str | None = None, adapter: Adapter | None = None) -> SequenceBlocks:
+        """An empty table. Tables of different salts or adapters never share content through the prefix index."""
+        return SequenceBlocks(salt_digest(cache_salt, adapter), adapter)
 
     @property
     def num_available(self) -> int:
@@ -122,7 +125,7 @@ class KvManager:
 
     def copy_of(self, table: SequenceBlocks, num_blocks: int) -> SequenceBlocks:
         """An empty table for the same content as the first num_blocks blocks of another one."""
-        found = SequenceBlocks(table.root)
+        found = SequenceBlocks(table.root, table.adapter)
         found.digests = table.digests[:num_blocks]
         return found
 
@@ -192,13 +195,18 @@ class KvManager:
 
     def _stored(self, table: SequenceBlocks, token_ids: list[int], i: int) -> BlockStored:
         """Block i of a sequence has entered the index."""
-        size, named = self.block_size, i == 0 and table.root != _ROOT
+        size, adapter = self.block_size, table.adapter
+        keys = [] if adapter is None else [adapter.name]
+        if i == 0 and table.root != salt_digest(None, adapter):
+            keys.append(table.root.hex())
         return BlockStored(
             block_hashes=[_short(table.digests[i])],
             parent_block_hash=_short(table.digests[i - 1]) if i else None,
             token_ids=token_ids[i * size : (i + 1) * size],
             block_size=size,
-            extra_keys=[[table.root.hex()]] if named else None,
+            lora_id=None if adapter is None else int(adapter.digest[:_ID_DIGITS], 16),
+            lora_name=None if adapter is None else adapter.name,
+            extra_keys=[keys] if keys else None,
         )
 
     def release(self, table: SequenceBlocks) -> None:
@@ -292,6 +300,3 @@ def _digest(content: bytes) -> bytes:
 def _short(digest: bytes) -> int:
     """Return the 64 bits by which events name the digest."""
     return int.from_bytes(digest[-8:])
-
-
-_ROOT = salt_digest(None)

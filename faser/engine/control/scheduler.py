@@ -27,6 +27,7 @@ from faser.engine.contract.plan import (
     StepSpan,
 )
 from faser.engine.contract.target_room import due_s
+from faser.engine.control.adapters import AdapterSlots, NoAdapters
 from faser.engine.control.clock import Clock
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.draft_planner import DraftPlanner, soon_wanted
@@ -56,7 +57,8 @@ class Scheduler:
     the steps; None: targets limit nothing. shares_prefixes: a sequence may begin with another one's blocks.
     snapshots: of recurrent states, which no block holds; None: the model has none, or shares no prefixes.
     state_chunk: tokens after which a state is kept; the row that completes them cannot be computed again. 0: any
-    row can. disk: has KV of earlier prompts; None: there is none. drafts: asks for those of each step.
+    row can. disk: has KV of earlier prompts; None: there is none. adapters: None: requests have none. drafts: asks
+    for those of each step.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Scheduler:
         state_chunk: int = 0,
         pace: PaceFit | None = None,
         disk: KvDisk | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -97,6 +100,7 @@ class Scheduler:
         self._snapshots = snapshots or NoSnapshots()
         self._state_chunk = state_chunk
         self._disk = disk or NoDisk()
+        self._adapters = adapters or NoAdapters()
         self._targets = TargetKeeper(pace, clock, most_rows=max_num_batched_tokens) if pace else NO_TARGETS
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
@@ -125,6 +129,7 @@ class Scheduler:
         """Accept a request: sampling.n sequences. Raises RequestError if it can never fit."""
         if request.request_id in self._requests:
             raise RequestError(f"request_id is {request.request_id!r}; it is in use", param="request_id")
+        self._adapters.check(request)
         room = self._kv.num_blocks * self._kv.block_size
         max_total = total_tokens(request, max_model_len=self._max_model_len, room=room)
         given = request.sampling.seed
@@ -137,7 +142,7 @@ class Scheduler:
                 priority_key=self._next_priority_key(request),
                 tenant=tenant,
                 seed=sample_seed(seed, index),
-                table=self._kv.new_table(request.cache_salt),
+                table=self._kv.new_table(request.cache_salt, request.adapter),
                 max_total=max_total,
                 eos_token_ids=self._eos_token_ids,
             )
@@ -379,6 +384,10 @@ class Scheduler:
             prefix_cache_hits=self._kv.num_hit_tokens,
             speculation=self._speculation.stats(),
             kv_disk=self._disk.stats(),
+            running_adapters=self._adapters.names(self._running),
+            waiting_adapters=self._adapters.names(
+                each for group in self._requests.values() for each in group if each.status is Status.WAITING
+            ),
         )
 
     def pace(self) -> Pace | None:
@@ -390,6 +399,16 @@ class Scheduler:
         begun = [each for each in self._running if each.num_computed < each.prompt_len]
         return {each.request.request_id: each.prompt_len - each.num_computed for each in begun}
 
+    def adapters_in_use(self) -> set[str]:
+        """Return the digests of the adapters of all requests, and of rows in flight of those that have ended."""
+        requests = [group[0].request for group in self._requests.values()]
+        requests += [each.request for step in self._in_flight for each in step.sequences]
+        return {each.adapter.digest for each in requests if each.adapter is not None}
+
+    def forget_adapter(self, digest: str) -> None:
+        """An adapter that is not in use leaves the memory."""
+        self._adapters.forget(digest)
+
     def take_kv_events(self) -> list[KvEvent]:
         """Return and forget the changes of the prefix index since the last call."""
         return self._kv.take_events()
@@ -398,6 +417,7 @@ class Scheduler:
         """AssertionError where two records disagree. Slow: for tests."""
         self._kv.check_invariants()
         self._snapshots.check_invariants()
+        self._adapters.check_invariants(self._running)
         waiting_for_prefix = [sequence for group in self._waiting_for_prefix.values() for sequence in group]
         known = [sequence for group in self._requests.values() for sequence in group]
         places = [*self._running, *self._waiting, *waiting_for_prefix]
@@ -475,13 +495,15 @@ class Scheduler:
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
-        flight wait for its end, and so do sequences whose prompt is scored.
+        flight wait for its end, and so do sequences whose prompt is scored. One whose adapter can have no slot is
+        passed over.
         """
         if not self._waiting:
             return
         free_slots = self._in_flight.idle(self._free_slots)
         while self._waiting and free_slots and step.budget > 0:
-            sequence = step.limits.next_to_start(self._waiting, self._running, among)
+            may_start = self._adapters.startable(among, self._in_flight)
+            sequence = step.limits.next_to_start(self._waiting, self._running, may_start)
             if sequence is None or (self._in_flight and _owes_scores(sequence)):
                 return
             spare = soon_wanted(self._kv, self._running)
@@ -512,6 +534,7 @@ class Scheduler:
         num_rows = self._prompt_rows(sequence, min(sequence.num_uncomputed, step.budget), step)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         self._speculation.start(sequence)
+        step.adapters += self._adapters.start(sequence, self._in_flight)
         step.start(sequence, snapshot)
         step.add_known(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
 
@@ -536,6 +559,7 @@ class Scheduler:
             step=self._in_flight.number,
             saves=self._snapshots.launch(step.rows),
             released=self._in_flight.take_released(),
+            adapters=tuple(step.adapters),
             started=tuple(step.started),
             rows=step.rows,
             is_async=is_async,
@@ -646,6 +670,7 @@ class Scheduler:
         self._snapshots.leave(sequence)
         self._kv.release(sequence.table)
         self._speculation.release(sequence)
+        self._adapters.leave(sequence)
         self._in_flight.released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from enum import Enum
 from hashlib import blake2b
 
+from faser.engine.contract.plan import NO_ADAPTER
 from faser.engine.control.kv_cache import SequenceBlocks
 from faser.errors import RequestError
 from faser.types.answer import FinishReason, PositionLogprobs, SpeculationSummary
@@ -63,9 +64,11 @@ class Sequence:
     has left. decoding_since: seconds of the clock and known tokens from which on its time per token counts; 0
     tokens: not yet. may_end_with: tokens that may end it. reports_only_tokens: until it ends, its deltas
     have nothing but tokens. may_load: its prefix has not been looked for on disk since it began to wait.
+    adapter_slot: that its rows use, or used last; NO_ADAPTER: none.
     """
 
     __slots__ = (
+        "adapter_slot",
         "decoding_since",
         "eos_token_ids",
         "finish_reason",
@@ -126,6 +129,7 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
         self.slot: int | None = None
+        self.adapter_slot = NO_ADAPTER
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None

@@ -6,7 +6,7 @@ Neither decides anything: the scheduler says which rows a step has, and when one
 from collections import deque
 from dataclasses import dataclass, field
 
-from faser.engine.contract.plan import SequenceStart, StepPlan, StepRows
+from faser.engine.contract.plan import AdapterPlacement, SequenceStart, StepPlan, StepRows
 from faser.engine.control.decoding import Decoding, Draft
 from faser.engine.control.sequence import Sequence
 from faser.engine.control.speculation.learning import StepPrediction
@@ -21,6 +21,7 @@ class StepBuilder:
     budget: int
     limits: StepLimits | NoTargets = NO_TARGETS
     started: list[SequenceStart] = field(default_factory=list)
+    adapters: list[AdapterPlacement] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     rows: StepRows = field(default_factory=StepRows)
     preempted: bool = False
@@ -33,9 +34,10 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
-                cache_salt=sequence.request.cache_salt,
+                salt=sequence.table.root,
                 predicted_token_ids=sequence.request.predicted_token_ids,
                 snapshot=snapshot,
+                adapter=sequence.adapter_slot,
             )
         )
 

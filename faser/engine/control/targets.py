@@ -192,6 +192,8 @@ def _was_paced(sequence: Sequence) -> bool:
     return not is_paced(sequence) and sequence.request.speculation.slo.tpot_ms is not None
 
 
-def kind_of(sequence: Sequence) -> tuple[bool, bool, bool]:
-    """Return the kind by which StepLimits.next_to_start tells sequences apart."""
-    return is_paced(sequence), _was_paced(sequence), sequence.request.due_s is not None
+def kind_of(sequence: Sequence) -> tuple[bool, bool, bool, str | None]:
+    """Return the kind by which StepLimits.next_to_start and AdapterSlots.startable tell sequences apart."""
+    adapter = sequence.request.adapter
+    digest = None if adapter is None else adapter.digest
+    return is_paced(sequence), _was_paced(sequence), sequence.request.due_s is not None, digest

@@ -24,6 +24,7 @@ from faser.engine.contract.plan import (
     StepResult,
     StepRows,
 )
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
 from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -83,8 +84,9 @@ class ModelExecutor:
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
     matchers: of the sampler, where answers may have a structure; drafts are cut where their grammar forbids them.
-    speculation: None in an engine that never drafts. samples_in_runner: the runner samples tokens that depend on
-    nothing but their logits right after the forward; else the sampler does, stage by stage, with the same tokens.
+    adapters: None: requests have none. speculation: None in an engine that never drafts. samples_in_runner: the
+    runner samples tokens that depend on nothing but their logits right after the forward; else the sampler does,
+    stage by stage, with the same tokens.
     """
 
     def __init__(
@@ -96,9 +98,11 @@ class ModelExecutor:
         max_logit_rows: int,
         matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
+        adapters: AdapterStore | None = None,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner
+        self.adapters = adapters
         self._sampler = sampler
         self._table = table
         self._matchers = matchers
@@ -124,7 +128,11 @@ class ModelExecutor:
     def without_drafter(self) -> "ModelExecutor":
         """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
         return ModelExecutor(
-            self._runner, self._sampler, self._table, max_logit_rows=self._prompt_logprobs.max_logit_rows
+            self._runner,
+            self._sampler,
+            self._table,
+            max_logit_rows=self._prompt_logprobs.max_logit_rows,
+            adapters=self.adapters,
         )
 
     @property
@@ -351,12 +359,16 @@ class ModelExecutor:
                 self._table.append(request.slot, request.new_blocks)
 
     def _apply(self, plan: StepPlan) -> None:
-        """Saves, releases, starts and new blocks of the plan, in this order."""
+        """Saves, releases, adapters, starts and new blocks of the plan, in this order."""
         for each in plan.saves:
             self._runner.save_state(each.slot, each.snapshot, each.num_tokens)
         self._release(plan.released)
+        for slot, digest in plan.adapters:
+            assert self.adapters is not None, "adapters are placed where requests have some"
+            self.adapters.place(slot, digest)
         for start in plan.started:
             self._table.clear(start.slot)
+            self._table.set_adapter(start.slot, start.adapter)
             if start.snapshot is not None:
                 self._runner.restore_state(start.slot, start.snapshot)
             self._sampler.start(start)

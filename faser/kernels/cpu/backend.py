@@ -20,6 +20,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.adapters import NativeAdapters
 from faser.kernels.cpu.block_drafting import NativeBlockDrafting
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
 from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct, short_conv_struct
@@ -134,6 +135,7 @@ class NativeBackend:
         # A proxy: threads end with the backend, which a circle of references would keep alive.
         proxy = weakref.proxy(self)
         separate = SeparateBlocks(proxy)
+        self.adapters = NativeAdapters(self._library, self._pools)
         self.mixtures = SeparateMixtures(proxy)
         self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
         self.layers = self.blocks

@@ -29,6 +29,7 @@ from faser.kernels.cpu.library import (
     TokenInputsStruct,
 )
 from faser.kernels.cpu.low_bit import LowBitLinear
+from faser.kernels.interface.adapters import AdaptedLinear, base_of
 from faser.kernels.interface.blocks import (
     BlockBuffers,
     Blocks,
@@ -196,6 +197,7 @@ class NativeBlocks:
                 buffers.normed.data_ptr(),
                 buffers.gate_up.data_ptr(),
                 buffers.inner.data_ptr(),
+                None if buffers.adapted is None else buffers.adapted.address,
             )
         return ctypes.addressof(self._rows)
 
@@ -298,7 +300,8 @@ def is_grouped(block: Experts) -> bool:
 
 
 def reorders(packed: PackedLinear | None) -> bool:
-    return isinstance(packed, LowBitLinear) and packed.order is not None
+    base = base_of(packed)
+    return isinstance(base, LowBitLinear) and base.order is not None
 
 
 def _decoder_layer(number: int, layer: DecoderLayer) -> LayerStruct:
@@ -307,7 +310,7 @@ def _decoder_layer(number: int, layer: DecoderLayer) -> LayerStruct:
     states, shape = layer.states, layer.shape
     net = ctypes.addressof(delta_net_struct(layer.mixer)) if isinstance(layer.mixer, DeltaNet) else None
     conv = ctypes.addressof(short_conv_struct(layer.mixer)) if isinstance(layer.mixer, ShortConv) else None
-    width = layer.feed_forward.attention_out.columns
+    width = base_of(layer.feed_forward.attention_out).columns
     given = NormedLinearStruct(AnyLinearStruct(None, None, shape.columns, width), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
@@ -400,14 +403,15 @@ def _token_inputs(given: TokenInputs) -> TokenInputsStruct:
 
 
 def any_linear(packed: PackedLinear) -> AnyLinearStruct:
-    address, columns, depth = packed.address, packed.columns, packed.depth
-    if isinstance(packed, LowBitLinear):
-        return AnyLinearStruct(None, address, columns, depth)
-    return AnyLinearStruct(address, None, columns, depth)
+    base = base_of(packed)
+    adapters = packed.room.address if isinstance(packed, AdaptedLinear) else None
+    is_low_bit = isinstance(base, LowBitLinear)
+    addresses = (None, base.address) if is_low_bit else (base.address, None)
+    return AnyLinearStruct(*addresses, base.columns, base.depth, adapters)
 
 
 def normed_linear(product: NormedLinear) -> NormedLinearStruct:
-    norm, linear = product.norm, product.linear
-    assert norm.shape == (linear.depth,), (norm.shape, linear.depth)
+    norm, depth = product.norm, base_of(product.linear).depth
+    assert norm.shape == (depth,), (norm.shape, depth)
     assert norm.dtype is torch.float32, norm.dtype
-    return NormedLinearStruct(any_linear(linear), norm.data_ptr(), product.eps)
+    return NormedLinearStruct(any_linear(product.linear), norm.data_ptr(), product.eps)

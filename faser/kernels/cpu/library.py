@@ -63,9 +63,36 @@ class LowBitStruct(ctypes.Structure):
 
 
 class AnyLinearStruct(ctypes.Structure):
-    """FaserAnyLinear. linear or low_bit: address of a FaserLinear or FaserLowBit, the other None."""
+    """FaserAnyLinear. linear or low_bit: address of a FaserLinear or FaserLowBit, the other None.
 
-    _fields_ = (("linear", c_void_p), ("low_bit", c_void_p), ("columns", c_int64), ("depth", c_int64))
+    adapters: address of FaserAdapters, or None.
+    """
+
+    _fields_ = (
+        ("linear", c_void_p),
+        ("low_bit", c_void_p),
+        ("columns", c_int64),
+        ("depth", c_int64),
+        ("adapters", c_void_p),
+    )
+
+
+class AdapterPartStruct(ctypes.Structure):
+    """FaserAdapterPart."""
+
+    _fields_ = (("up", LinearStruct), ("column", c_int64), ("first", c_int64))
+
+
+class AdapterStruct(ctypes.Structure):
+    """FaserAdapter. parts: address."""
+
+    _fields_ = (("down", LinearStruct), ("parts", c_void_p), ("num_parts", c_int64))
+
+
+class AdapterRowsStruct(ctypes.Structure):
+    """FaserAdapterRows. runs: address of [num_runs, 3] int64."""
+
+    _fields_ = (("runs", c_void_p), ("num_runs", c_int64))
 
 
 class NormedLinearStruct(ctypes.Structure):
@@ -131,12 +158,12 @@ class FeedForwardStruct(ctypes.Structure):
 
 
 class BlockRowsStruct(ctypes.Structure):
-    """FaserBlockRows. normed, gate_up, inner: addresses."""
+    """FaserBlockRows. normed, gate_up, inner, adapted: addresses."""
 
     _fields_ = (
         ("rows", c_int64),
         ("dtype", c_int32),
-        *((name, c_void_p) for name in ("normed", "gate_up", "inner")),
+        *((name, c_void_p) for name in ("normed", "gate_up", "inner", "adapted")),
     )
 
 
@@ -393,6 +420,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_linear_tiles": ((_I, _L), _L),
     "faser_pack": ((_P, _P, _P), None),
     "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
+    "faser_add_adapters": ((_P, _P, _P, _P, _L, _P, _L, _I), None),
     "faser_use_tiles": ((_I,), _I),
     "faser_embed": ((_P, _P, _P, _L, _P), _L),
     "faser_low_bit_bytes": ((_P, _L), _L),

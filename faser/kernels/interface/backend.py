@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.adapters import Adapters
 from faser.kernels.interface.block_drafting import BlockDrafting
 from faser.kernels.interface.blocks import (
     Blocks,
@@ -158,6 +159,11 @@ class Backend(Protocol):
     @property
     def layers(self) -> Layers:
         """Whole layers, in the fewest calls."""
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """Low-rank additions to products, by row."""
         ...
 
     @property

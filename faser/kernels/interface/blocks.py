@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.kernels.interface.adapters import AdapterRows
 from faser.kernels.interface.mixers import Mixer, MixerShape, StateStep
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
@@ -151,13 +152,14 @@ class MixedFeedForward:
 class BlockBuffers:
     """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F].
 
-    slots: see Backend.row_slots; unchanged.
+    slots: see Backend.row_slots; unchanged. adapted: see Adapters.rows; None: products are not adapted.
     """
 
     normed: Tensor
     gate_up: Tensor
     inner: Tensor
     slots: Tensor | None = None
+    adapted: AdapterRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.adapters import AdaptedLinear
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
@@ -161,8 +162,19 @@ class SeparateBlocks:
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
         normed = self._backend.rms_norm(hidden, product.norm, product.eps, buffers.normed)
-        found: Tensor = self._backend.linear(normed, product.linear, out)
-        return found
+        return self._linear(normed, product.linear, out, buffers)
+
+    def _linear(
+        self, x: Tensor, product: PackedLinear, out: Tensor, buffers: BlockBuffers, residual: Tensor | None = None
+    ) -> Tensor:
+        """out = product(x) (+ residual), with what the adapters of its rows add."""
+        if not isinstance(product, AdaptedLinear):
+            found: Tensor = self._backend.linear(x, product, out, residual=residual)
+            return found
+        self._backend.linear(x, product.base, out, residual=residual)
+        if buffers.adapted is not None:
+            self._backend.adapters.add(x, product.room, out, buffers.adapted)
+        return out
 
     def feed_forward(
         self,
@@ -206,9 +218,9 @@ class SeparateBlocks:
     ) -> None:
         """hidden += norm(product(x)); norm: None: none."""
         if norm is None and self._ranks is None:
-            self._backend.linear(x, product, hidden, residual=hidden)
+            self._linear(x, product, hidden, buffers, residual=hidden)
             return
-        added = self._backend.linear(x, product, buffers.normed)
+        added = self._linear(x, product, buffers.normed, buffers)
         if self._ranks is not None:
             self._ranks.all_reduce(added)
         if norm is None:
@@ -236,7 +248,7 @@ class SeparateBlocks:
         """hidden += norm(norm(down(inner)) + norm(experts(norm(hidden)))), as in Gemma 4."""
         backend, eps, after = self._backend, block.gate_up.eps, block.norm_after
         assert after is not None, "the sum of a network and experts is normalised"
-        both = backend.linear(inner, block.down, torch.empty_like(hidden))
+        both = self._linear(inner, block.down, torch.empty_like(hidden), buffers)
         backend.rms_norm(both, beside.norm_after_network, eps, both)
         given = torch.zeros_like(hidden)
         backend.mixtures.add(

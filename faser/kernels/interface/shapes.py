@@ -28,6 +28,7 @@ class RowLayout:
     block_table: [S, B] int32; block_table[s, p // block_size] holds position p. Entries past the end of a
         sequence are arbitrary.
     slots: [S]; whose recurrent state is each sequence's, in models that have states. Empty: a dummy layout.
+    adapters: [S] int32; slot of each sequence's adapter, -1: none. None: no sequence has one.
     num_drafts: [S]; how many of its rows, the last ones, may be refused; read where a step begins.
 
         position   0 ............ computed ............ seq_len
@@ -39,6 +40,7 @@ class RowLayout:
     positions: Tensor
     block_table: Tensor
     slots: Sequence[int] = ()
+    adapters: Tensor | None = None
     num_drafts: Sequence[int] = ()
 
 

@@ -17,6 +17,7 @@ from faser.types.answer import FinishReason
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 from tests.engine.driving import BLOCK_SIZE, CHUNK, Driver, expected, expected_prompt_logprobs
+from tests.engine.driving import adapter as named
 from tests.fakes import RandomPolicy, ScriptedExecutor
 
 NUM_BLOCKS = 8  # of 4 tokens: two or three sequences fill it
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ahead=st.booleans(),
         prune_seed=st.one_of(st.none(), st.integers(0, 3)),
         num_snapshots=st.sampled_from([None, None, 0, 1, 2, 5]),
+        max_loras=st.sampled_from([None, 1, 2]),
     )
     def begin(
         self,
@@ -71,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ahead: bool,
         prune_seed: int | None,
         num_snapshots: int | None,
+        max_loras: int | None,
     ) -> None:
         prunes = None if prune_seed is None else random.Random(prune_seed)
         self.driver = Driver(
@@ -88,7 +91,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 block_size=BLOCK_SIZE, prunes=prunes, chunk=None if num_snapshots is None else CHUNK
             ),
             num_snapshots=num_snapshots,
+            max_loras=max_loras,
         )
+        self.has_adapters = max_loras is not None
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error
         self.in_flight: StepPlan | None = None
@@ -99,9 +104,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         tenant=st.sampled_from("ab"),
+        adapter=st.sampled_from([None, "x", "y", "z"]),
     )
     def arrive(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, salt: str | None, tenant: str
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        priority: int,
+        salt: str | None,
+        tenant: str,
+        adapter: str | None,
     ) -> None:
         request = Request(
             request_id=str(len(self.requests)),
@@ -111,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival_s=float(len(self.requests)),
             cache_salt=salt,
             tenant=tenant,
+            adapter=None if adapter is None or not self.has_adapters else named(adapter),
         )
         self.requests[request.request_id] = request
         self.driver.add(request)

@@ -28,7 +28,6 @@ import numpy as np
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.drafts import METHOD_IDS, NO_DRAFTS, empty_table, joined
 from faser.engine.contract.plan import DraftPlan, SequenceStart
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -133,7 +132,7 @@ class LookupDrafter:
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
         prefix = prediction_prefix(start)
         token_ids = (*prefix, *start.token_ids)
-        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, salt=salt_digest(start.cache_salt))
+        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, salt=start.salt)
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         slots = [request.slot for request in plan.requests]

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.adapted import AdaptedProduct, AdapterSizes, adapted_layer
 from faser.engine.execution.models.layers import decoder_layer, layer_shape
 from faser.engine.execution.models.rope import RotaryTables
 from faser.engine.execution.models.weights import DecoderWeights, TokenWeights
+from faser.kernels.interface.adapters import AdaptedLinear, AdapterRows
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
     BlockBuffers,
@@ -26,7 +28,7 @@ from faser.kernels.interface.blocks import (
 from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.mixers import StateStep
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear, RowLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +56,18 @@ class Buffers:
     token_inputs: Tensor | None = None
     token_room: Tensor | None = None
 
-    def scratch(self, rows: int) -> BlockBuffers:
+    def scratch(self, rows: int, adapted: AdapterRows | None = None) -> BlockBuffers:
         """The parts that hold numbers within a layer."""
-        return BlockBuffers(normed=self.normed[:rows], gate_up=self.gate_up[:rows], inner=self.inner[:rows])
+        return BlockBuffers(
+            normed=self.normed[:rows], gate_up=self.gate_up[:rows], inner=self.inner[:rows], adapted=adapted
+        )
 
-    def of_layers(self, rows: int) -> LayerBuffers:
-        """The parts that layers use."""
+    def of_layers(self, rows: int, adapted: AdapterRows | None = None) -> LayerBuffers:
+        """The parts that layers use. adapted: see BlockBuffers."""
         return LayerBuffers(
             qkv=self.qkv[:rows],
             mixed=self.mixed[:rows],
-            block=self.scratch(rows),
+            block=self.scratch(rows, adapted),
             rates=None if self.rates is None else self.rates[:rows],
         )
 
@@ -121,7 +125,8 @@ class Decoder:
     """A loaded model. It runs one step at a time: concurrent lanes need a Decoder each.
 
     rotary: on the backend's device; positions of a step are among its own. ranks: weights are one rank's part of
-    the model's, and spec says how many heads and channels that is; None: they are all.
+    the model's, and spec says how many heads and channels that is; None: they are all. adapters: to make room for;
+    None: the model has none. Then, and in steps without them, its products are those of the model as it is.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class Decoder:
         rotary: RotaryTables,
         buffers: Buffers,
         ranks: Collectives | None = None,
+        adapters: AdapterSizes | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = buffers.hidden.dtype
@@ -161,12 +167,34 @@ class Decoder:
             ),
             head=self._head,
         )
+        self.adapted: tuple[AdaptedProduct, ...] = ()
+        self._adapted_stack: DecoderStack | None = None
+        if adapters is not None:
+            self._adapted_stack, self.adapted = self._with_adapters(adapters)
         # Rounded as the model's own code rounds it: to the type of the embeddings that it multiplies.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._embedding_norm: Tensor | None = None
         if spec.normed_embedding:
             self._embedding_norm = torch.ones(spec.hidden_size, device=backend.device)
         self._token_norm = None if weights.token_inputs is None else weights.token_inputs.norm * 0.5**0.5
+
+    def _with_adapters(self, sizes: AdapterSizes) -> tuple[DecoderStack, tuple[AdaptedProduct, ...]]:
+        """Return the layers with adapted products, and these in the order of the layers."""
+        parts = {id(each.linear): each.parts for each in self._weights.products}
+        found: list[AdaptedProduct] = []
+
+        def adapt(linear: PackedLinear) -> AdaptedLinear:
+            of = parts[id(linear)]
+            first, last = of[0].columns or (0, of[0].shape[1])
+            widths = tuple(each.num_rows for each in of)
+            room = self._backend.adapters.room(
+                widths, last - first, self.dtype, slots=sizes.slots, max_rank=sizes.max_rank
+            )
+            found.append(AdaptedProduct(parts=of, room=room))
+            return AdaptedLinear(base=linear, room=room)
+
+        layers = tuple(adapted_layer(each, adapt) for each in self._stack.layers)
+        return DecoderStack(layers=layers, head=self._head), tuple(found)
 
     @property
     def num_parameters(self) -> int:
@@ -237,6 +265,12 @@ class Decoder:
         if (inputs := self._buffers.token_inputs) is not None:
             inputs[: len(rows)].copy_(inputs.index_select(0, rows))
 
+    def adapter_rows(self, layout: RowLayout) -> AdapterRows | None:
+        """Return whose rows have which adapter, for run_layers; None: no row has one, or the model has none."""
+        if self._adapted_stack is None or layout.adapters is None:
+            return None
+        return self._backend.adapters.rows(layout)
+
     def run_layers(
         self,
         hidden: Tensor,
@@ -247,16 +281,20 @@ class Decoder:
         *,
         captures: bool = False,
         state_step: StateStep | None = None,
+        adapted: AdapterRows | None = None,
     ) -> Tensor:
         """Run layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
         plan: of the layout of these rows. captures: copy the rows of those state layers that are reached to the
-        first rows of states. state_step: where recurrent states go on, in a model that has any. Returns hidden.
+        first rows of states. state_step: where recurrent states go on, in a model that has any. adapted: of
+        adapter_rows. Returns hidden.
         """
-        rows, room = hidden.shape[0], self._buffers.of_layers(hidden.shape[0])
+        rows, room = hidden.shape[0], self._buffers.of_layers(hidden.shape[0], adapted)
+        stack = self._stack if adapted is None else self._adapted_stack
+        assert stack is not None, "rows have adapters in a model that has room for them"
         if first < last:
             self._layers.run(
-                self._stack, first, last, hidden, cache, plan, room, captures=captures, state_step=state_step
+                stack, first, last, hidden, cache, plan, room, captures=captures, state_step=state_step
             )
         if captures and last == self.spec.num_layers and self._last_states is not None:
             self._last_states[:rows].copy_(hidden)

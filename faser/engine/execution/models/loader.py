@@ -17,11 +17,12 @@ from faser.engine.checkpoints.files import gguf_file, read_model_config
 from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.adapted import AdapterSizes
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.headers import check_sizes, open_tensors
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.rope import RotaryTables
-from faser.engine.execution.models.shard import Shard, ShardedSource, local_shapes, local_spec
+from faser.engine.execution.models.shard import Shard, ShardedSource, local_shapes, local_spec, whole_products
 from faser.engine.execution.models.sources import (
     QUANTIZATIONS,
     Fp8Source,
@@ -64,6 +65,7 @@ def load_decoder(
     progress: ByteProgress,
     shard: Shard | None = None,
     ranks: Collectives | None = None,
+    adapters: AdapterSizes | None = None,
 ) -> Decoder:
     """Load a checkpoint directory, or a GGUF file.
 
@@ -74,7 +76,7 @@ def load_decoder(
     products for them, those of a GGUF file where these are the faster ones. source: gives the tensors instead of
     the files in the directory, never in blocks; the directory still gives the configuration. state_layers: whose
     states the decoder can capture. progress: called with (bytes done, bytes in all) after every tensor. shard: the
-    part of the model to load, whose other parts the other ranks have; None: all of it.
+    part of the model to load, whose other parts the other ranks have; None: all of it. adapters: see Decoder.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
@@ -111,6 +113,8 @@ def load_decoder(
         blocks=form.blocks,
         shapes=shapes,
     )
+    if shard is not None:
+        weights = replace(weights, products=whole_products(weights.products, config.spec, shard))
     rotary = RotaryTables(spec, num_positions=max_model_len, device=backend.device)
     buffers = Buffers.allocate(
         spec,
@@ -121,7 +125,7 @@ def load_decoder(
         state_layers=state_layers,
         head_rows=None if shard is None else shard.head_rows(spec.vocab_size),
     )
-    return Decoder(spec, backend, weights, rotary, buffers, ranks)
+    return Decoder(spec, backend, weights, rotary, buffers, ranks, adapters)
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:

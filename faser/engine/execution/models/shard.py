@@ -23,6 +23,7 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.adapted import PackedProduct, ProductPart
 from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ConfigError, ModelError
@@ -207,6 +208,24 @@ class ShardedSource:
         expected = self._shapes.get(name)
         if expected is not None and tuple(found) != expected:
             raise ModelError(f"tensor {name} has shape {list(found)}; the config asks for {list(expected)}")
+
+
+def whole_products(
+    products: Sequence[PackedProduct], spec: DecoderSpec, shard: Shard
+) -> tuple[PackedProduct, ...]:
+    """Return the products of this rank's part, with their rows and columns in the whole tensors.
+
+    spec: of the whole model.
+    """
+    shapes, parts = tensors.tensor_shapes(spec), _parts(spec, shard)
+
+    def whole(part: ProductPart) -> ProductPart:
+        cut, (rows, columns) = parts.get(f"{part.name}.weight", _WHOLE), shapes[f"{part.name}.weight"]
+        found = part.rows if cut.rows is None else cut.rows if part.rows is None else cut.rows[part.rows]
+        span = None if cut.columns is None else (cut.columns.first, cut.columns.last)
+        return ProductPart(name=part.name, shape=(rows, columns), rows=found, columns=span)
+
+    return tuple(replace(each, parts=tuple(map(whole, each.parts))) for each in products)
 
 
 def _parts(spec: DecoderSpec, shard: Shard) -> dict[str, _Part]:

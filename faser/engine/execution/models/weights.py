@@ -24,6 +24,7 @@ from faser.engine.checkpoints.families.architecture import (
     TensorNames,
 )
 from faser.engine.execution.models import tensors
+from faser.engine.execution.models.adapted import PackedProduct, ProductPart
 from faser.engine.execution.models.mixers import mixer_kind
 from faser.engine.execution.models.mixers.kind import MixerWeights
 from faser.errors import ModelError
@@ -139,13 +140,17 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """embedding and head are one object if the model ties them. num_bytes: of all packed weights."""
+    """embedding and head are one object if the model ties them. num_bytes: of all packed weights.
+
+    products: those of the layers, experts and inputs of tokens included.
+    """
 
     embedding: PackedLinear
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
     num_bytes: int
+    products: tuple[PackedProduct, ...]
     token_inputs: TokenWeights | None = None
 
 
@@ -190,6 +195,7 @@ def pack_weights(
         final_norm=final_norm,
         head=head,
         num_bytes=packer.packed_bytes,
+        products=tuple(packer.products),
         token_inputs=token_inputs,
     )
 
@@ -197,7 +203,8 @@ def pack_weights(
 class Packer:
     """Reads and packs tensors in the order of the calls. packed_bytes: of the weights packed so far.
 
-    shapes: of every tensor that may be asked for. The other arguments: see pack_weights.
+    products: of layer_product so far. shapes: of every tensor that may be asked for. The other arguments: see
+    pack_weights.
     """
 
     def __init__(
@@ -213,6 +220,7 @@ class Packer:
         blocks: StoredBlocks = no_rows,
     ) -> None:
         self.packed_bytes = 0
+        self.products: list[PackedProduct] = []
         self._source = source
         self._shapes = shapes
         self._backend = backend
@@ -357,8 +365,17 @@ class Packer:
         orders: of the rows of each, of which some may be left out; None, as all are where there are none: as they
         are stored. low_bit: weights in blocks stay so; False: they are dequantised.
         """
-        biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         orders = orders or (None,) * len(names)
+        parts = tuple(
+            ProductPart(name=name.removesuffix(".weight"), shape=_matrix(self._shapes[name]), rows=order)
+            for name, order in zip(names, orders, strict=True)
+        )
+        packed = self._layer_product(names, orders, low_bit)
+        self.products.append(PackedProduct(linear=packed, parts=parts))
+        return packed
+
+    def _layer_product(self, names: Sequence[str], orders: Sequence[Ints | None], low_bit: bool) -> PackedLinear:
+        biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
         quantised = self._stored_rows(names, orders) or (self._low_bit(names, orders) if low_bit else None)
         if quantised is not None:
@@ -463,6 +480,11 @@ def _rows_of_heads(order: Ints | None, *heads: int, others: int = 0) -> Ints | N
         return None
     rows = (np.arange(sum(heads))[:, None] * len(order) + order).reshape(-1)
     return np.concatenate((rows, len(rows) + np.arange(others)))
+
+
+def _matrix(shape: tensors.Shape) -> tuple[int, int]:
+    rows, columns = shape
+    return rows, columns
 
 
 def check_names(source: WeightSource, expected: Collection[str], ignorable: Callable[[str], bool]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.contract.plan import StepRows
+from faser.engine.contract.plan import NO_ADAPTER, StepRows
 from faser.kernels.interface.sampling import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
@@ -67,6 +67,7 @@ class RowBatch:
                 positions=self.layout.positions[torch.from_numpy(kept)],
                 block_table=self.layout.block_table,
                 slots=self.layout.slots,
+                adapters=self.layout.adapters,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
             captures=self.captures,
@@ -90,18 +91,34 @@ class ContinuedDrafts:
 
 
 class BlockTable:
-    """Blocks of every slot, in order of position: [num_slots, max_blocks] int32, allocated once."""
+    """Blocks of every slot, in order of position: [num_slots, max_blocks] int32, allocated once; and adapters."""
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:
         self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, for look-ups of one slot
+        self._adapters = np.full(num_slots, NO_ADAPTER, dtype=np.int32)
+        self._adapts = False  # since a slot had one
 
     @property
     def num_slots(self) -> int:
         return len(self._lists)
 
     def clear(self, slot: int) -> None:
+        """Empty a slot: it has no blocks and no adapter."""
         self._lists[slot] = []
+        self.set_adapter(slot, NO_ADAPTER)
+
+    def set_adapter(self, slot: int, adapter: int) -> None:
+        """Give all rows of a slot an adapter, by the number of its adapter slot, until it is cleared."""
+        self._adapters[slot] = adapter
+        self._adapts |= adapter != NO_ADAPTER
+
+    def adapters(self, slots: list[int]) -> torch.Tensor | None:
+        """Return the adapter slot of each slot: [S] int32; None: none of them has one."""
+        if not self._adapts:
+            return None
+        found = self._adapters[slots]
+        return torch.from_numpy(found) if (found != NO_ADAPTER).any() else None
 
     def append(self, slot: int, blocks: tuple[int, ...]) -> None:
         held = self._lists[slot]
@@ -153,6 +170,7 @@ class BlockTable:
                 positions=torch.from_numpy(positions),
                 block_table=self.of(slots),
                 slots=slots,
+                adapters=self.adapters(slots),
                 num_drafts=num_drafts,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,

@@ -5,8 +5,9 @@ from typing import Protocol
 from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.kernels.interface.adapters import AdapterRows
 from faser.kernels.interface.mixers import StateStep
-from faser.kernels.interface.shapes import AttentionPlan, KvCache
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 
 class RunnableModel(Protocol):
@@ -32,6 +33,8 @@ class RunnableModel(Protocol):
 
     def embed(self, token_ids: Tensor) -> Tensor: ...
 
+    def adapter_rows(self, layout: RowLayout, /) -> AdapterRows | None: ...
+
     def run_layers(
         self,
         hidden: Tensor,
@@ -42,6 +45,7 @@ class RunnableModel(Protocol):
         *,
         captures: bool = False,
         state_step: StateStep | None = None,
+        adapted: AdapterRows | None = None,
     ) -> Tensor: ...
 
     def keep_rows(self, rows: Tensor) -> None: ...

@@ -21,6 +21,7 @@ from faser.engine.execution.runner.kv_memory import RunnerMemory
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.runner.state_cache import NoStates, StateCache
 from faser.engine.execution.sampling.tokens import LOGITS_ONLY, PendingTokens, TokenSampler
+from faser.kernels.interface.adapters import AdapterRows
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import Readback, StagingBuffer
 from faser.kernels.interface.kv_cache import KvParts, KvShape
@@ -81,6 +82,7 @@ class Runner(CachedRunner):
     _hidden: Tensor  # [R, H] after the layers below _next_layer
     _next_layer: int
     _state_step: StateStep | None  # where states go on, in a model that has any
+    _adapted: AdapterRows | None  # which adapters its rows have
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class Runner(CachedRunner):
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
         self._state_step = self._states.begin(batch.layout)
+        self._adapted = self._decoder.adapter_rows(batch.layout)
         self._hidden = self._decoder.embed(self._token_ids(batch))
         self._next_layer = 0
 
@@ -147,6 +150,7 @@ class Runner(CachedRunner):
             self._plan,
             captures=self._batch.captures,
             state_step=self._state_step,
+            adapted=self._adapted,
         )
         self._next_layer = last
 
@@ -167,6 +171,7 @@ class Runner(CachedRunner):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
             self._state_step = self._states.compact(batch.layout)
+            self._adapted = self._decoder.adapter_rows(batch.layout)
             rows = self._on_device(kept)
             self._hidden = self._hidden[: len(kept)].copy_(self._hidden.index_select(0, rows))
             self._decoder.keep_rows(rows)

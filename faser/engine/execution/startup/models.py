@@ -30,6 +30,7 @@ from faser.engine.execution.drafting.heads.head import Head, HeadRunner
 from faser.engine.execution.drafting.heads.mtp import load_mtp
 from faser.engine.execution.drafting.heads.weights import load_head
 from faser.engine.execution.drafting.registry import HeadParts
+from faser.engine.execution.models.adapted import AdapterSizes
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.models.loader import load_decoder
@@ -169,6 +170,7 @@ def load_model(
     group: the ranks that share the model, of which this one loads its part; None: all of it.
     """
     stage, is_target = _LOADING[files.role], files.role is ModelRole.TARGET
+    adapts = is_target and config.enable_lora
     decoder = load_decoder(
         files.directory,
         backend,
@@ -182,6 +184,7 @@ def load_model(
         progress=lambda done, total: report(stage, done, total),
         shard=None if group is None else Shard(rank=group.rank, size=group.size),
         ranks=group,
+        adapters=AdapterSizes(slots=config.max_loras, max_rank=config.max_lora_rank) if adapts else None,
     )
     return LoadedModel(files=files, decoder=decoder, backend=backend)
 

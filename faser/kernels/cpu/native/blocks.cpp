@@ -14,8 +14,8 @@ using namespace faser;
 
 namespace {
 
-// Rows of x and out at any distance.
-void multiply_apart(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, int64_t x_stride,
+// Of the product as it is, or as it would be without adapters.
+void multiply_base(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, int64_t x_stride,
                     void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
                     const FaserAnyLinear* following) {
     if (by.linear) {
@@ -23,6 +23,18 @@ void multiply_apart(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& 
     }
     faser_low_bit_linear(pool, by.low_bit, x, x_stride, rows.dtype, rows.rows, out, out_stride, out_dtype, residual,
                          by.columns, following ? following->low_bit : nullptr);
+}
+
+// Rows of x and out at any distance.
+void multiply_apart(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, int64_t x_stride,
+                    void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
+                    const FaserAnyLinear* following) {
+    if (!by.adapters || !rows.adapted) {
+        return multiply_base(pool, by, rows, x, x_stride, out, out_stride, out_dtype, residual, following);
+    }
+    AdapterSums sums(*pool, by.adapters, *rows.adapted, x, x_stride);
+    multiply_base(pool, by, rows, x, x_stride, out, out_stride, out_dtype, residual, following);
+    sums.add(out, out_stride, out_dtype);
 }
 
 void multiply(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, void* out,

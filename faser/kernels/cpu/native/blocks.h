@@ -1,6 +1,7 @@
 // What layers and their parts are made of, as Python lays it out: mirrored in library.py.
 #pragma once
 
+#include "adapters.h"
 #include "attention/span.h"
 #include "calls.h"
 #include "delta_net.h"
@@ -95,6 +96,7 @@ struct FaserBlockRows {
     void* normed;
     void* gate_up;
     void* inner;
+    const FaserAdapterRows* adapted;  // which adapters they have; or null
 };
 
 // Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers, caches: of

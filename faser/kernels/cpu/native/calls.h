@@ -10,6 +10,7 @@ class Pool;
 
 extern "C" {
 
+struct FaserAdapter;
 struct FaserCache;
 struct FaserHeads;
 struct FaserLinear;
@@ -21,6 +22,7 @@ struct FaserAnyLinear {
     const FaserLinear* linear;    // or null
     const FaserLowBit* low_bit;
     int64_t columns, depth;
+    const FaserAdapter* adapters;  // [slots], those that its rows may have, see adapters.h; or null
 };
 
 // Rows [begin, end) of an input, which are multiplied with weight number `weight`.

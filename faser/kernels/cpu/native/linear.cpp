@@ -8,24 +8,13 @@
 #include <vector>
 
 #include "calls.h"
+#include "linear.h"
 #include "pool.h"
 #include "product.h"
 #include "tile.h"
 #include "tile_product.h"
 
 using namespace faser;
-
-extern "C" {
-
-// Mirrored field by field in library.py.
-struct FaserLinear {
-    char* panels;
-    const float* bias;  // [N rounded up to 16], or null
-    int64_t columns;    // N
-    int64_t depth;      // K
-    int32_t dtype;
-};
-}
 
 namespace {
 
@@ -188,33 +177,17 @@ void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
     });
 }
 
-struct LinearPiece {
-    const FaserLinear* linear;
-    int64_t panel, last, row, end;
-};
-
-// Every group's product, all of them one list of pieces.
 template <class T>
-void grouped(Pool& pool, const FaserAnyLinear* linears, const FaserGroup* groups, int64_t num_groups,
-             const FaserProduct& call) {
-    static thread_local std::vector<LinearPiece> pieces;
-    pieces.clear();
-    for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
-        const FaserLinear& linear = *linears[group->weight].linear;
-        const int64_t rows = group->end - group->begin, row_blocks = (rows + kRowBlock<T> - 1) / kRowBlock<T>;
-        const int64_t block = (rows + row_blocks - 1) / row_blocks;
-        const int64_t panels = num_panels(linear), width = piece_panels<T>(linear, rows);
-        for (int64_t panel = 0; panel < panels; panel += width) {
-            for (int64_t row = group->begin; row < group->end; row += block) {
-                pieces.push_back({&linear, panel, std::min(panel + width, panels), row, std::min(row + block, group->end)});
-            }
+void append(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end, int64_t width,
+            std::vector<LinearPiece>& pieces) {
+    const int64_t rows = end - begin, row_blocks = (rows + kRowBlock<T> - 1) / kRowBlock<T>;
+    const int64_t block = (rows + row_blocks - 1) / row_blocks, panels = num_panels(linear);
+    if (width == 0) width = piece_panels<T>(linear, rows);
+    for (int64_t panel = 0; panel < panels; panel += width) {
+        for (int64_t row = begin; row < end; row += block) {
+            pieces.push_back({&linear, &call, panel, std::min(panel + width, panels), row, std::min(row + block, end)});
         }
     }
-    const LinearPiece* all = pieces.data();  // of this thread
-    pool.run(int64_t(pieces.size()), [=, &call](int64_t i) {
-        const LinearPiece& piece = all[i];
-        multiply_piece<T>(*piece.linear, call, piece.panel, piece.last, kTilePanels, piece.row, piece.end);
-    });
 }
 
 template <class T>
@@ -240,6 +213,21 @@ void embed(const FaserLinear& linear, const int64_t* ids, int64_t row, int64_t e
 }
 
 }  // namespace
+
+namespace faser {
+
+void append_pieces(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end, int64_t width,
+                   std::vector<LinearPiece>& pieces) {
+    if (linear.dtype == kFloat32) return append<float>(linear, call, begin, end, width, pieces);
+    append<bf16>(linear, call, begin, end, width, pieces);
+}
+
+void multiply(const LinearPiece& piece) {
+    const auto multiply = piece.linear->dtype == kFloat32 ? multiply_piece<float> : multiply_piece<bf16>;
+    multiply(*piece.linear, *piece.call, piece.panel, piece.last, kTilePanels, piece.row, piece.end);
+}
+
+}  // namespace faser
 
 extern "C" {
 
@@ -272,9 +260,14 @@ void faser_grouped_linear(Pool* pool, const FaserAnyLinear* linears, const Faser
         return faser_grouped_low_bit(pool, linears, groups, num_groups, x, x_stride, x_dtype, rows, out, out_stride,
                                      out_dtype);
     }
-    FaserProduct call{x, x_stride, rows, out, out_stride, nullptr, 0, out_dtype};
-    if (x_dtype == kFloat32) return grouped<float>(*pool, linears, groups, num_groups, call);
-    grouped<bf16>(*pool, linears, groups, num_groups, call);
+    const FaserProduct call{x, x_stride, rows, out, out_stride, nullptr, 0, out_dtype};
+    static thread_local std::vector<LinearPiece> pieces;
+    pieces.clear();
+    for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
+        append_pieces(*linears[group->weight].linear, call, group->begin, group->end, 0, pieces);
+    }
+    const LinearPiece* all = pieces.data();  // of this thread
+    pool->run(int64_t(pieces.size()), [=](int64_t i) { multiply(all[i]); });
 }
 
 // out: [rows, K], contiguous. A unit of 4 bytes is one float or two bf16: the same gather serves both. Returns -1; or

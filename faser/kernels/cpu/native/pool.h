@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -60,14 +61,28 @@ class Pool {
     // No job follows soon: idle threads sleep now and free their cores. The next job wakes them.
     void rest() { resting_.store(true, std::memory_order_relaxed); }
 
+    // Pieces of a job.
+    struct Beside {
+        int64_t pieces = 0;
+        void (*call)(const void*, int64_t) = nullptr;
+        const void* context = nullptr;
+    };
+
     // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done. A
     // body may take a second argument: the number of the thread that calls it, 0 for the caller.
     template <class Body>
     void run(int64_t pieces, const Body& body) {
+        const int64_t own = pieces;
+        Beside more;
+        if (beside_.pieces > 0) std::swap(more, beside_);
+        pieces += more.pieces;
         if (num_threads_ == 1 || pieces <= 1) {
-            for (int64_t i = 0; i < pieces; i++) invoke(body, i, 0);
+            for (int64_t i = 0; i < own; i++) invoke(body, i, 0);
+            for (int64_t i = 0; i < more.pieces; i++) more.call(more.context, i);
             return;
         }
+        own_ = own;
+        more_ = more;
         call_ = [](const void* context, int64_t i, int thread) {
             invoke(*static_cast<const Body*>(context), i, thread);
         };
@@ -83,6 +98,13 @@ class Pool {
         for (int spins = 0; done_.load(std::memory_order_acquire) != pieces; spins++) {
             spins < kPatience ? wait(0) : std::this_thread::yield();
         }
+    }
+
+    // The next job does these pieces too, which need nothing of its own: it calls body(i) for every i below pieces. body
+    // lives until that job has ended.
+    template <class Body>
+    void beside(int64_t pieces, const Body& body) {
+        beside_ = {pieces, [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); }, &body};
     }
 
     // The calling thread, of this number, brings [from, to) into its cache while it waits for its next job.
@@ -114,7 +136,8 @@ class Pool {
         while (open(ticket_.load(std::memory_order_acquire))) {
             uint64_t claimed = ticket_.fetch_add(1, std::memory_order_acq_rel);
             if (!open(claimed)) return;
-            call_(context_, uint32_t(claimed), thread);
+            const int64_t i = uint32_t(claimed);
+            i < own_ ? call_(context_, i, thread) : more_.call(more_.context, i - own_);
             done_.fetch_add(1, std::memory_order_release);
         }
     }
@@ -170,6 +193,8 @@ class Pool {
     std::atomic<bool> resting_{false};
     void (*call_)(const void*, int64_t, int) = nullptr;
     const void* context_ = nullptr;
+    int64_t own_ = 0;  // pieces of the job; behind them those of more_
+    Beside more_, beside_;
     bool stopping_ = false;
     bool placed_ = true;
     std::vector<Wait> waits_;

@@ -37,6 +37,7 @@ from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.flashinfer.products import Products, ProductWays
 from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
+from faser.kernels.interface.adapters import TorchAdapters
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
 from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
@@ -166,6 +167,7 @@ class FlashInferBackend:
         self.layers: Layers = SeparateLayers(self, self.blocks)
         if kernels.few_row_attention is not None and self.choices.can_measure:
             self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
+        self.adapters = TorchAdapters(self.device)
         self.mixtures: Mixtures = SeparateMixtures(self)
         if kernels.few_row_experts is not None and self.choices.can_measure:
             self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)

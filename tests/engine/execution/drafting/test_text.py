@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import faser
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.drafts import NO_DRAFTS
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.text import LookupDrafter, TextAndModel
@@ -102,7 +103,7 @@ def start_of(
         seed=0,
         prompt_len=len(token_ids) if prompt_len is None else prompt_len,
         token_ids=tuple(token_ids),
-        cache_salt=salt,
+        salt=salt_digest(salt),
         predicted_token_ids=tuple(predicted),
     )
 

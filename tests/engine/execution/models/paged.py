@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faser.engine.execution.models.adapted import AdapterSizes
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.runner.state_cache import StateCache
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.kv_cache import KvShape
@@ -25,12 +27,16 @@ MOST_DRAFTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """token_ids of one sequence from position start on. num_drafts: the last ones, which may be refused."""
+    """token_ids of one sequence from position start on. num_drafts: the last ones, which may be refused.
+
+    adapter: its slot.
+    """
 
     sequence: int
     start: int
     token_ids: Sequence[int]
     num_drafts: int = 0
+    adapter: int = -1
 
 
 class PagedModel:
@@ -85,6 +91,7 @@ class PagedModel:
     @torch.inference_mode()
     def step(self, batch: Sequence[Rows]) -> Tensor:
         """Run the rows of one step. Returns a copy of the logits of all of them, [R, V]."""
+        adapters = [rows.adapter for rows in batch]
         starts = torch.tensor([rows.start for rows in batch], dtype=torch.int32)
         counts = torch.tensor([len(rows.token_ids) for rows in batch], dtype=torch.int32)
         layout = RowLayout(
@@ -94,12 +101,19 @@ class PagedModel:
             block_table=self._tables[[rows.sequence for rows in batch]],
             slots=[len(self._tables) - 1 - rows.sequence for rows in batch],
             num_drafts=[rows.num_drafts for rows in batch],
+            adapters=torch.tensor(adapters, dtype=torch.int32) if max(adapters) >= 0 else None,
         )
         plan = self.backend.plan(layout, self._block_size)
         hidden = self.decoder.embed(torch.tensor([token for rows in batch for token in rows.token_ids]))
         state_step = None if self._states is None else self._states.begin(layout)
         hidden = self.decoder.run_layers(
-            hidden, 0, self.decoder.spec.num_layers, self._cache, plan, state_step=state_step
+            hidden,
+            0,
+            self.decoder.spec.num_layers,
+            self._cache,
+            plan,
+            state_step=state_step,
+            adapted=self.decoder.adapter_rows(layout),
         )
         return self.decoder.logits(hidden).clone()
 
@@ -131,8 +145,10 @@ def load(
     backend: Backend | None = None,
     quantization: str | None = None,
     num_snapshots: int = 0,
+    source: WeightSource | None = None,
+    adapters: AdapterSizes | None = None,
 ) -> PagedModel:
-    """The checkpoint on a backend; None: the reference. quantization: see load_decoder."""
+    """The checkpoint on a backend; None: the reference. quantization, source, adapters: see load_decoder."""
     backend = backend or TorchBackend()
     decoder = load_decoder(
         directory,
@@ -141,7 +157,9 @@ def load(
         max_model_len=MAX_POSITIONS,
         max_rows=MAX_POSITIONS,
         quantization=quantization,
+        source=source,
         progress=lambda *_: None,
+        adapters=adapters,
     )
     size = 16 if backend.name == "native" else BLOCK_SIZE
     return PagedModel(decoder, backend, num_sequences=num_sequences, block_size=size, num_snapshots=num_snapshots)

@@ -28,10 +28,11 @@ from faser.engine.execution.drafting.loop import DraftBatch, DraftInput, DraftLo
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_sizes import next_size
 from faser.engine.execution.runner.runner import Runner, StagedNumbers
+from faser.kernels.interface.adapters import AdapterRows
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphCapture, StagingBuffer
 from faser.kernels.interface.mixers import StateStep
-from faser.kernels.interface.shapes import AttentionPlan, KvCache
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 from faser.types.arrays import Ints
 
 
@@ -60,6 +61,9 @@ class HeadDecoder:
         self._token_ids = token_ids
         return self.hidden[: len(token_ids)]
 
+    def adapter_rows(self, _layout: RowLayout, /) -> None:
+        """Return None: a head drafts as it does without adapters."""
+
     def run_layers(
         self,
         hidden: Tensor,
@@ -70,9 +74,11 @@ class HeadDecoder:
         *,
         captures: bool = False,
         state_step: StateStep | None = None,
+        adapted: AdapterRows | None = None,
     ) -> Tensor:
         """Run the whole pass; a head does not pause, captures nothing and has no states of its own."""
         del captures, state_step
+        assert adapted is None, "a head has no adapters"
         assert (first, last) == (0, self.spec.num_layers), f"a head runs all of its layers, not {first} to {last}"
         return self.head.run(self._token_ids, self.features[: len(hidden)], cache, plan)
 

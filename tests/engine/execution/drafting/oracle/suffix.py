@@ -64,9 +64,7 @@ class SuffixDrafter:
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
         prefix = prediction_prefix(start)
         text = Text((*prefix, *start.token_ids))
-        self._sequences[start.slot] = _Sequence(
-            text=text, unsaid=len(prefix) + unsaid, salt=hash(start.cache_salt)
-        )
+        self._sequences[start.slot] = _Sequence(text=text, unsaid=len(prefix) + unsaid, salt=hash(start.salt))
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         return Proposals(table=table_with([self._draft(request) for request in plan.requests], plan.width))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from faser.engine.checkpoints.ngram_model import count
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafting.text import LookupDrafter, ngram_table
 from faser.kernels.cpu import library as native_library
@@ -27,7 +28,7 @@ def start_of(slot: int, token_ids: tuple[int, ...], salt: str | None = None) -> 
         seed=0,
         prompt_len=len(token_ids),
         token_ids=token_ids,
-        cache_salt=salt,
+        salt=salt_digest(salt),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.types.sampling import SamplingParams
 from tests.engine.execution.draft_lines import DraftLine, committed, lines_of
@@ -32,7 +33,7 @@ def start_of(slot: int, token_ids: Sequence[int], prompt_len: int, salt: str | N
         seed=0,
         prompt_len=prompt_len,
         token_ids=tuple(token_ids),
-        cache_salt=salt,
+        salt=salt_digest(salt),
     )
 
 
