@@ -13,7 +13,8 @@ from faser.api.dialects.embeddings import embeddings_router
 from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
 from faser.api.dialects.rerank import rerank_router
-from faser.api.dialects.responses_routes import responses_router
+from faser.api.dialects.responses_routes import responses_router, stored_responses_router
+from faser.api.dialects.responses_store import ResponseStore
 from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.hosts import AllowedHosts, HostMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
@@ -23,7 +24,14 @@ from faser.api.middleware.tracing import TracingMiddleware
 from faser.api.page.files import PageFiles, page_router
 from faser.api.page.live_feed import LIVE_ROUTE, live_router
 from faser.api.requests.service import ApiSettings, EngineClient, Service
-from faser.api.routes import health_router, invocations_router, metrics_router, models_router, tokenize_router
+from faser.api.routes import (
+    health_router,
+    invocations_router,
+    metrics_router,
+    models_router,
+    tokenize_router,
+    version_router,
+)
 from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import KEY_LIMIT
 from faser.tracing import Tracer
@@ -40,12 +48,8 @@ _ROUTERS = (
     rerank_router,
     render_router,
     invocations_router,
-    responses_router,
     messages_router,
-    models_router,
-    health_router,
     tokenize_router,
-    metrics_router,
 )
 
 
@@ -64,15 +68,49 @@ def create_app(
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service(engine, settings, metrics)
-    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
-    app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
-    for router in _ROUTERS:
-        include(app, router(service))
+    app = bare_app(settings)
+    store = ResponseStore(settings.responses_store_bytes)
+    include_dialects(app, service, store)
+    for router in (
+        stored_responses_router(store),
+        models_router(service),
+        version_router(settings.version, lambda: service.num_in_progress),
+        health_router(engine),
+        metrics_router(metrics),
+    ):
+        include(app, router)
     page = PageFiles() if settings.page else None
     if page is not None:
         include(app, page_router(page))
         include(app, live_router(service, keys))
+    add_middleware(app, settings, metrics, keys, tracer, page)
+    return app
+
+
+def bare_app(settings: ApiSettings) -> FastAPI:
+    """An application without routes and middleware, which answers errors in our form."""
+    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
+    app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
     add_error_handlers(app)
+    return app
+
+
+def include_dialects(app: FastAPI, service: Service, store: ResponseStore) -> None:
+    """Add the routes that answer requests of one model. store: of responses, which may be other models' too."""
+    for router in _ROUTERS:
+        include(app, router(service))
+    include(app, responses_router(service, store))
+
+
+def add_middleware(
+    app: FastAPI,
+    settings: ApiSettings,
+    metrics: ServerMetrics,
+    keys: ApiKeys,
+    tracer: Tracer | None,
+    page: PageFiles | None,
+) -> None:
+    """Put keys, limits, hosts, origins, ids and spans around an application."""
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(
             KeyLimitsMiddleware,
@@ -104,4 +142,3 @@ def create_app(
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(PathMiddleware)
     app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost
-    return app

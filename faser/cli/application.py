@@ -76,7 +76,6 @@ async def build_application(
     start. launched, recorder: as of AsyncEngine. tracer: as of create_app.
     Raises ModelError, and ConfigError where kv_cache_dir cannot be used.
     """
-    names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
     own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
@@ -94,8 +93,34 @@ async def build_application(
         )
         for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
     ]
-    settings = ApiSettings(
-        served_model_names=names,
+    settings = api_settings(directory, engine_config, server_config, keys, chat_template)
+    if len(engines) == 1:
+        (engine,) = engines
+        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
+        return Application(engine, app)
+    replicas = Replicas(engines)
+    apps = (
+        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer)
+        for each, counted in zip(engines, own, strict=True)
+    )
+    without_page = replace(settings, page=False)  # it shows one engine
+    joint = create_app(replicas, settings=without_page, metrics=metrics, keys=keys, tracer=tracer)
+    return Application(replicas, joint, tuple(apps) if server_config.data_parallel_first_port else ())
+
+
+def api_settings(
+    directory: Path | None,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: ApiKeys,
+    chat_template: str | None,
+) -> ApiSettings:
+    """The settings of a front-end. directory: of its model; None: it has none. chat_template: replaces its own.
+
+    Raises ModelError for sampling defaults that cannot be used.
+    """
+    return ApiSettings(
+        served_model_names=served_names(engine_config, server_config),
         model=engine_config.model or SMOLLM2_ID,
         share_cache_across_keys=server_config.share_cache_across_keys,
         max_request_bytes=server_config.max_request_bytes,
@@ -104,7 +129,7 @@ async def build_application(
         tool_call_parser=server_config.tool_call_parser,
         enable_auto_tool_choice=server_config.enable_auto_tool_choice,
         reasoning_parser=server_config.reasoning_parser,
-        generation_defaults=sampling_defaults(directory, server_config),
+        generation_defaults={} if directory is None else sampling_defaults(directory, server_config),
         version=__version__,
         force_include_usage=server_config.enable_force_include_usage,
         per_request_metrics=server_config.enable_per_request_metrics,
@@ -123,18 +148,6 @@ async def build_application(
         has_one_user=has_one_user(server_config, keys),
         namespace_secret=namespace_secret(engine_config),
     )
-    if len(engines) == 1:
-        (engine,) = engines
-        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
-        return Application(engine, app)
-    replicas = Replicas(engines)
-    apps = (
-        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer)
-        for each, counted in zip(engines, own, strict=True)
-    )
-    without_page = replace(settings, page=False)  # it shows one engine
-    joint = create_app(replicas, settings=without_page, metrics=metrics, keys=keys, tracer=tracer)
-    return Application(replicas, joint, tuple(apps) if server_config.data_parallel_first_port else ())
 
 
 @asynccontextmanager
