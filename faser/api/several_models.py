@@ -195,7 +195,8 @@ class ModelRouting:
         self._metrics = metrics
         self._max_request_bytes = settings.max_request_bytes
         self._max_logprobs = settings.max_logprobs
-        self._described: FastAPI | None = None  # the application whose routes the document has, too
+        self._knows_routes = False  # those of models; errors list them
+        self._paths: dict[str, Any] = {}  # the same, as the document has them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -205,23 +206,23 @@ class ModelRouting:
         if app is None:
             await self._own.router.not_found(scope, receive, send)
         else:
+            app.state.routes = self._own.state.routes
             await app(scope, receive, send)  # which has no such route, and says which there are
 
     def document(self) -> dict[str, Any]:
         """The document of all routes; those of models are in it as soon as one has been loaded."""
-        app = self._any_app()
         own = document(self._own, max_logprobs=self._max_logprobs)
-        theirs = {} if app is None else document(app, max_logprobs=self._max_logprobs)["paths"]
-        return {**own, "paths": {**theirs, **own["paths"]}}
+        if not self._paths and (app := self._any_app()) is not None:
+            self._paths = document(app, max_logprobs=self._max_logprobs)["paths"]
+        return {**own, "paths": {**self._paths, **own["paths"]}}
 
     def _any_app(self) -> FastAPI | None:
-        """An application of a model, whose routes are those of all of them; None: none has been loaded yet."""
-        if self._described is None:
-            app = next((each.app for each in self._pool.models if each.app is not None), None)
-            if app is not None:
-                self._described = app
-                app.state.routes = self._own.state.routes = (*documented(app), *self._own_routes)
-        return self._described
+        """An application of a model, whose routes are those of all of them; None: none is loaded."""
+        app = next((each.app for each in self._pool.models if each.app is not None), None)
+        if app is not None and not self._knows_routes:
+            self._knows_routes = True
+            self._own.state.routes = (*documented(app), *self._own_routes)
+        return app
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_bytes(Request(scope, receive), max_bytes=self._max_request_bytes)

@@ -22,7 +22,6 @@ from faser.machine import available_memory, may_have_gpu
 from faser.metrics.models import ModelsMetrics
 from faser.metrics.server import Metrics
 from faser.tracing import Tracer
-from faser.types.engine import ModelInfo
 
 _SHARE_OF_FREE = 0.8  # of the memory that is free at the start; other programs, and this one, need some too
 
@@ -78,7 +77,7 @@ def serve_models_on(
     async def prepare() -> ModelPool[FastAPI]:
         return pool
 
-    def announce(_: ModelInfo | None) -> None:
+    def announce(_: None) -> None:
         loaded = ", ".join(each.name for each in pool.models if each.engine is not None)
         most = "" if limits.max_models is None else f", at most {limits.max_models} at once"
         notice(

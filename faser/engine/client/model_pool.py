@@ -59,8 +59,11 @@ class PooledEngine(Protocol):
 class ModelSource(Protocol[Made]):
     """A model that can be loaded. names: in requests; the first is its own. root: as the operator names it."""
 
-    names: tuple[str, ...]
-    root: str
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def root(self) -> str: ...
 
     async def locate(self, report: ProgressCallback) -> int:
         """Fetch the model's files. Returns the bytes that it takes in memory, an estimate."""
@@ -133,7 +136,7 @@ class PooledModel(Generic[App]):
         self.load_s: float | None = None
         self.max_model_len: int | None = None
         self.began_s = self.used_s = self.failed_s = 0.0
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: list[asyncio.Future[App]] = []
         self.engine: PooledEngine | None = None
         self.app: App | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -211,20 +214,13 @@ class ModelPool(Generic[App]):
                 self._sweep(self._limits.idle_timeout_s), name="faser-idle-models"
             )
 
-    async def wait_ready(self) -> ModelInfo | None:
-        """Load what is to be preloaded. Returns the info of the first of them; None: nothing is.
-
-        Raises the error with which one of them fails.
-        """
-        infos = []
+    async def wait_ready(self) -> None:
+        """Load what is to be preloaded. Raises the error with which one of them fails."""
         for model in self._preloaded:
             await self._enter(model, None)
-            assert model.engine is not None
-            infos.append(model.engine.info)
             self._leave(model)
         if self._state is EngineState.LOADING:
             self._state = EngineState.READY
-        return infos[0] if infos else None
 
     async def wait_dead(self) -> FaserError:
         """Wait until the pool was stopped: a model's end is not the server's."""
@@ -237,10 +233,9 @@ class ModelPool(Generic[App]):
 
         Raises NotReadyError: the model cannot be loaded, not in time, or the server ends.
         """
-        await self._enter(model, self._limits.load_timeout_s)
+        app = await self._enter(model, self._limits.load_timeout_s)
         try:
-            assert model.app is not None
-            yield model.app
+            yield app
         finally:
             self._leave(model)
 
@@ -285,27 +280,42 @@ class ModelPool(Generic[App]):
         await asyncio.gather(*(self._end(each) for each in self.models if each.engine is not None))
         self._ended.set()
 
-    async def _enter(self, model: PooledModel[App], timeout_s: float | None) -> None:
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the pool contradicts itself."""
+        taken = [each for each in self.models if each.memory_bytes]
+        assert self._limits.max_models is None or len(taken) <= self._limits.max_models, "too many are loaded"
+        for each in self.models:
+            assert each.num_users >= 0, f"{each.name} has {each.num_users} requests"
+            assert (each.state is ModelState.LOADING) == (each.loading is not None), f"nothing loads {each.name}"
+            assert each.state is not ModelState.LOADED or each.engine is not None, f"{each.name} has no engine"
+            assert each.state is not ModelState.UNLOADED or not each.memory_bytes, f"{each.name} keeps memory"
+            assert not each.waiters or not each.is_ready, f"requests wait for {each.name}, which is loaded"
+            assert not each.waiters or each.state is not ModelState.UNLOADED, f"requests for {each.name} are lost"
+
+    async def _enter(self, model: PooledModel[App], timeout_s: float | None) -> App:
         """Count a request of a model, once the model is loaded. timeout_s: None: it waits however long that takes.
+
+        Returns what answers the request: the engine may die before the request has its turn.
 
         Raises NotReadyError; without a timeout, the error with which the load fails.
         """
         if self._state in (EngineState.DRAINING, EngineState.DEAD):
             raise NotReadyError("the server is shutting down")
         if model.is_ready:
+            assert model.app is not None
             model.num_users += 1
-            return
+            return model.app
         if model.failure is not None and (pause_s := model.failed_s + _RETRY_PAUSE_S - time.monotonic()) > 0:
             raise _not_loaded(model, model.failure, pause_s)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[App] = asyncio.get_running_loop().create_future()
         model.waiters.append(waiter)
         self._load_soon(model)
         try:
             async with asyncio.timeout(timeout_s):
-                await waiter
+                return await waiter
         except TimeoutError:
             if _was_granted(waiter):
-                return
+                return waiter.result()
             raise NotReadyError(
                 f"model {model.name!r} was not loaded within {timeout_s:g} s",
                 retry_after_s=self._retry_after_s(model),
@@ -395,11 +405,12 @@ class ModelPool(Generic[App]):
 
     def _admit(self, model: PooledModel[App]) -> None:
         """Count the waiting requests here: before any of them runs, another model's load may look for memory."""
+        assert model.app is not None
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:
             if not waiter.done():
                 model.num_users += 1
-                waiter.set_result(None)
+                waiter.set_result(model.app)
 
     def _fail(self, model: PooledModel[App], error: FaserError) -> None:
         model.failure, model.failed_s = error, time.monotonic()
@@ -434,7 +445,7 @@ class ModelPool(Generic[App]):
                     victim = self._victim(victim)
                     if victim is not None and not victim.num_users:
                         leaves, victim = victim, None
-                        await self._unload_whole(leaves, "evicted")
+                        await self._unload(leaves, "evicted")
                         continue
                     if victim is not None:
                         victim.leaving = True
@@ -468,19 +479,21 @@ class ModelPool(Generic[App]):
             return leaving
         return min(loaded, key=lambda each: each.used_s, default=None)
 
-    async def _unload_whole(self, model: PooledModel[App], reason: str) -> None:
-        """Unload a model to the end even if the load that needs its memory is given up meanwhile."""
-        unloading = asyncio.create_task(self._unload(model, reason, 0.0), name=f"faser-unload-{model.name}")
+    async def _unload(self, model: PooledModel[App], reason: str, drain_s: float = 0.0) -> None:
+        """End the engine of a loaded model, to the end even if the caller is cancelled meanwhile.
+
+        drain_s: what its running requests get.
+        """
+        assert model.watching is not None
+        model.state = ModelState.UNLOADING  # at once: nothing else may find it loaded
+        model.watching.cancel()
+        unloading = asyncio.create_task(self._close(model, reason, drain_s), name=f"faser-unload-{model.name}")
         self._unloading.add(unloading)
         unloading.add_done_callback(self._unloading.discard)
         await asyncio.shield(unloading)
 
-    async def _unload(self, model: PooledModel[App], reason: str, drain_s: float) -> None:
-        """End the engine of a loaded model. drain_s: what its running requests get."""
+    async def _close(self, model: PooledModel[App], reason: str, drain_s: float) -> None:
         assert model.engine is not None
-        assert model.watching is not None
-        model.state = ModelState.UNLOADING
-        model.watching.cancel()
         if model.num_users:
             await model.engine.drain(drain_s)
         await self._end(model)
@@ -516,11 +529,11 @@ class ModelPool(Generic[App]):
             idle = [each for each in self.models if each.state is ModelState.LOADED and not each.num_users]
             for model in idle:
                 if now_s - model.used_s >= timeout_s and not model.num_users and model.state is ModelState.LOADED:
-                    await self._unload_whole(model, "idle")
+                    await self._unload(model, "idle")
             await asyncio.sleep(min(timeout_s, max(0.05, timeout_s / 4), 5.0))
 
 
-def _was_granted(waiter: asyncio.Future[None]) -> bool:
+def _was_granted(waiter: asyncio.Future[App]) -> bool:
     """Return whether a request was let in at the moment at which it gave up."""
     return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
