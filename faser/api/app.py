@@ -41,17 +41,6 @@ __all__ = ["ApiSettings", "create_app"]
 # FastAPI's own, which would log the exceptions of requests and make a span of each of their parts.
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
 
-_ROUTERS = (
-    chat_router,
-    completions_router,
-    embeddings_router,
-    rerank_router,
-    render_router,
-    invocations_router,
-    messages_router,
-    tokenize_router,
-)
-
 
 def create_app(
     engine: EngineClient,
@@ -97,9 +86,18 @@ def bare_app(settings: ApiSettings) -> FastAPI:
 
 def include_dialects(app: FastAPI, service: Service, store: ResponseStore) -> None:
     """Add the routes that answer requests of one model. store: of responses, which may be other models' too."""
-    for router in _ROUTERS:
-        include(app, router(service))
-    include(app, responses_router(service, store))
+    for router in (
+        chat_router(service),
+        completions_router(service),
+        embeddings_router(service),
+        rerank_router(service),
+        render_router(service),
+        invocations_router(service),
+        responses_router(service, store),
+        messages_router(service),
+        tokenize_router(service),
+    ):
+        include(app, router)
 
 
 def add_middleware(

@@ -17,12 +17,12 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from faser.api.answers.handler import while_connected
-from faser.api.answers.late_start import LateStart
 from faser.api.app import add_middleware, bare_app, include_dialects
 from faser.api.bodies.body import parse_body, read_body, read_bytes
 from faser.api.bodies.errors import as_http_error
 from faser.api.bodies.fields import OPEN
 from faser.api.bodies.openapi import BODY_ERRORS, PLAIN_ERRORS, answers, document, documented, include, json_body
+from faser.api.dialects.late_start import LateStart
 from faser.api.dialects.responses_routes import stored_responses_router
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.http.paths import route_of
