@@ -65,7 +65,7 @@ def states(server: Server) -> dict[str, str]:
 
 
 def engines(server: Server) -> list[psutil.Process]:
-    return psutil.Process(server.process.pid).children()
+    return list(psutil.Process(server.process.pid).children())
 
 
 def test_models_take_turns_and_each_answers_as_it_does_alone(server: Server, client: openai.OpenAI) -> None:
