@@ -20,7 +20,7 @@ from faser.engine.checkpoints.stored import stored_weights
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.model_pool import PROCESS_BYTES
 from faser.engine.client.supervisor import Supervision
-from faser.engine.text.tokenizer import load_tokenizer
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
 from faser.machine import available_memory, may_have_gpu
 from faser.metrics.server import Metrics
@@ -95,6 +95,7 @@ class FileSource:
         share = settings.engine.gpu_memory_utilization / num_shares
         self._config = replace(settings.engine, gpu_memory_utilization=share) if self._on_gpu else settings.engine
         self._directory = Path()
+        self._tokenizer: tuple[object, Tokenizer] | None = None  # and the files that it is of
 
     async def locate(self, report: ProgressCallback) -> int:
         """See ModelSource. A model on a GPU takes memory of the machine for its process alone."""
@@ -106,7 +107,7 @@ class FileSource:
     async def build(self, report: ProgressCallback) -> tuple[AsyncEngine, FastAPI]:
         """See ModelSource. Raises ModelError for a tokenizer, a template or defaults that cannot be used."""
         config, server = self._config, self._settings.server
-        tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.tokenizer or self._directory))
+        tokenizer = await self._load_tokenizer(Path(config.tokenizer or self._directory))
         engine = AsyncEngine(
             config,
             self._directory,
@@ -119,3 +120,14 @@ class FileSource:
         settings = replace(settings, served_model_names=self.names)
         app = await asyncio.to_thread(model_app, engine, settings, self._metrics, self._store)
         return engine, app
+
+    async def _load_tokenizer(self, path: Path) -> Tokenizer:
+        """The tokenizer of these files, kept for the next load: to make a large one holds up all streams.
+
+        The library holds the interpreter's lock for a third of a second where a vocabulary has 150,000 tokens.
+        """
+        file = path if path.is_file() else path / "tokenizer.json"
+        stamp = (path, file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
+        if self._tokenizer is None or stamp is None or self._tokenizer[0] != stamp:
+            self._tokenizer = (stamp, await asyncio.to_thread(load_tokenizer, path))
+        return self._tokenizer[1]
