@@ -27,7 +27,12 @@ _WITH_ONE = (  # what is not supported with several models at all
     ("data_parallel_first_port", "engines have no ports of their own"),
     ("tensor_parallel_size", "each model is in one process"),
     ("record_traffic", "a file of recorded answers is of one model"),
+    *(
+        (name, "adapters are of one model")
+        for name in ("enable_lora", "lora_modules", "allow_runtime_lora_updating")
+    ),
 )
+_ASKS_FOR_NOTHING = (("1",), ("false",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ def _common_problems(findings: Findings) -> list[str]:
     found = [
         f"{given[name].label} is {' '.join(given[name].texts)}; with several models it is not supported: {reason}"
         for name, reason in _WITH_ONE
-        if name in given and given[name].texts != ("1",)
+        if name in given and given[name].texts not in _ASKS_FOR_NOTHING
     ]
     return found + [
         f"{given[name].label} is {' '.join(given[name].texts)}, and there are several models; give it to one of "

@@ -1,11 +1,15 @@
 """Models of a folder, and the memory that one takes."""
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from faser.cli.model_source import memory_needed, models_in
+from faser.api.dialects.responses_store import ResponseStore
+from faser.api.middleware.keys import ApiKeys
+from faser.cli.model_source import FileSource, memory_needed, models_in
 from faser.cli.models_server import pool_limits, preloaded
 from faser.config.declaration import flag_label
 from faser.config.engine import EngineConfig
@@ -13,9 +17,10 @@ from faser.config.server import ServerConfig
 from faser.config.several_models import ModelSettings
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.model_pool import PROCESS_BYTES
-from faser.engine.text.tokenizer import load_tokenizer
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory
+from faser.metrics.server import Metrics
 
 
 def test_models_have_the_names_of_their_folders_and_files(tmp_path: Path) -> None:
@@ -88,6 +93,29 @@ def test_files_that_cannot_be_read_have_no_estimate(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
         memory_needed(tmp_path, EngineConfig(), 1 << 40)
+
+
+def test_a_tokenizer_is_kept_until_its_file_changes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, directory)
+    config = EngineConfig(model=str(directory), backend="torch", num_threads=1)
+    settings = ModelSettings(names=("m",), engine=config, server=ServerConfig(), label=flag_label)
+    source = FileSource(
+        settings, None, ApiKeys(()), Metrics(model_name="m", max_model_len=0), ResponseStore(0), num_shares=1
+    )
+
+    async def built() -> Tokenizer:
+        await source.locate(lambda *_: None)
+        engine, _ = await source.build(lambda *_: None)
+        return engine.tokenizer
+
+    async def test() -> None:
+        first = await built()
+        assert await built() is first
+        os.utime(directory / "tokenizer.json", (1, 1))
+        assert await built() is not first
+
+    asyncio.run(test())
 
 
 def test_limits_follow_from_the_settings_and_the_machine() -> None:

@@ -391,6 +391,7 @@ class ModelPool(Generic[App]):
         """The model is loaded: let those in that wait for it."""
         assert model.load_s is not None
         model.state, model.failure, model.used_s = ModelState.LOADED, None, time.monotonic()
+        model.progress = ("waiting for its turn", 0, 0)  # what requests do while it leaves
         model.watching = asyncio.create_task(self._watch(model, engine), name=f"faser-watch-{model.name}")
         self._admit(model)
         self._observer.loaded(model.name, model.load_s)
