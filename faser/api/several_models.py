@@ -14,9 +14,10 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.datastructures import Headers
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from faser.api.answers.handler import while_connected
+from faser.api.answers.handler import EventStream, while_connected
 from faser.api.app import add_middleware, bare_app, include_dialects
 from faser.api.bodies.body import parse_body, read_body, read_bytes
 from faser.api.bodies.errors import as_http_error
@@ -26,16 +27,18 @@ from faser.api.dialects.late_start import LateStart
 from faser.api.dialects.responses_routes import stored_responses_router
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.http.paths import route_of
-from faser.api.middleware.keys import ApiKeys
+from faser.api.middleware.keys import ApiKeys, get_key_index
 from faser.api.page.files import PageFiles, page_router
+from faser.api.page.live_feed import LIVE_EVENTS, LIVE_ROUTE, LiveFeed, server_facts
 from faser.api.requests.service import ApiSettings, EngineClient, Service
 from faser.api.routes import health_router, metrics_router, version_router
 from faser.engine.client.model_pool import ModelPool, ModelState, PooledModel
 from faser.errors import FaserError, NotReadyError, RequestError, UnknownModelError
+from faser.memo import Memo
 from faser.metrics.models import ModelsMetrics
 from faser.metrics.server import Metrics
 from faser.tracing import Tracer
-from faser.types.engine import EngineState
+from faser.types.engine import EngineState, ModelInfo
 
 # A client that sends this header gets loads as events, in the form of llama.cpp's /models/sse, beside comments.
 EVENTS_HEADER = "X-Model-Events"
@@ -77,11 +80,61 @@ def create_models_app(
     page = PageFiles() if settings.page else None
     if page is not None:
         include(app, page_router(page))
+        include(app, live_models_router(pool, metrics, settings, keys))
     routing = ModelRouting(pool, app, metrics, settings)
     app.router.default = routing
     app.openapi = routing.document  # type: ignore[method-assign]
     add_middleware(app, settings, metrics, keys, tracer, page)
     return app
+
+
+def live_models_router(pool: Pool, metrics: ModelsMetrics, settings: ApiSettings, keys: ApiKeys) -> APIRouter:
+    """The live view of each model: GET /live?model=NAME; without a name, of the one that was used last."""
+    router = APIRouter()
+
+    def feed_of(name: str) -> LiveFeed:
+        model = find(pool, name)
+        return LiveFeed(
+            _Viewed(pool, model),
+            metrics.of[name].live,
+            server_facts(name, settings.version),
+            lambda: model.num_users,
+            keys.accepts,
+            most_viewers=max(1, settings.most_viewers // len(pool.models)),
+        )
+
+    feeds = Memo[str, LiveFeed](feed_of)
+
+    @router.get(
+        LIVE_ROUTE,
+        responses={**answers(*PLAIN_ERRORS, 404, 503), 200: LIVE_EVENTS},
+        response_class=StreamingResponse,
+    )
+    async def get_live(http: Request, model: str | None = None) -> Response:
+        shown = max(pool.models, key=lambda each: each.used_s) if model is None else find(pool, model)
+        events = feeds[shown.name].messages(get_key_index(http.scope))
+        return EventStream(await anext(events), events)
+
+    return router
+
+
+class _Viewed:
+    """One of several models, as its live view needs it: the view ends with the server, not with the model."""
+
+    def __init__(self, pool: Pool, model: Model) -> None:
+        self._pool = pool
+        self._model = model
+
+    @property
+    def state(self) -> EngineState:
+        return self._pool.state
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises NotReadyError while the model is not loaded."""
+        if self._model.engine is None:
+            raise NotReadyError(f"model {self._model.name!r} is not loaded")
+        return self._model.engine.info
 
 
 class ModelBody(BaseModel):

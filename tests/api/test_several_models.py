@@ -405,3 +405,13 @@ def test_other_models_answer_while_one_is_loaded(http: httpx.Client, models: Mod
     models.b.held = False
     thread.join()
     assert said(answers[0]) == "I am b."
+
+
+def test_the_live_view_shows_a_model_by_name_or_the_one_used_last(http: httpx.Client) -> None:
+    http.post(CHAT, json={**ASKS, "model": "b"})
+    for query, name, loaded in (("", "b", True), ("?model=a-alias", "a", False)):
+        with http.stream("GET", f"/live{query}") as answer:
+            first = next(answer.iter_lines())
+        server = json.loads(first.removeprefix("data: "))["server"]
+        assert (server["model"], server["engine"] is not None) == (name, loaded)
+    assert http.get("/live?model=c").status_code == 404
