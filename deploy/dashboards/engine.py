@@ -125,6 +125,27 @@ ENGINE = (
         ),
     ),
     Row(
+        "Several models on one server",
+        (
+            Panel("Models loaded", ((f"sum by (pod) (faser_models_loaded{{{OF_POD}}})", "{{pod}}"),)),
+            Panel(
+                "Loads of models, failed ones too",
+                ((rate("faser_model_loads_total", by="model_name, outcome"), "{{model_name}} {{outcome}}"),),
+                axis="per second",
+            ),
+            Panel(
+                "Models that left, by reason",
+                ((rate("faser_model_unloads_total", by="model_name, reason"), "{{model_name}} {{reason}}"),),
+                axis="per second",
+            ),
+            Panel(
+                "Load time",
+                ((mean("faser_model_load_seconds", by="model_name"), "{{model_name}}"),),
+                "s",
+            ),
+        ),
+    ),
+    Row(
         "GPU (series of NVIDIA's dcgm-exporter)",
         (
             Panel(

@@ -14,7 +14,8 @@ from faser.api.dialects.embeddings import embeddings_router
 from faser.api.dialects.messages_requests import messages_router
 from faser.api.dialects.render import render_router
 from faser.api.dialects.rerank import rerank_router
-from faser.api.dialects.responses_routes import responses_router
+from faser.api.dialects.responses_routes import responses_router, stored_responses_router
+from faser.api.dialects.responses_store import ResponseStore
 from faser.api.http.paths import PathMiddleware
 from faser.api.middleware.hosts import AllowedHosts, HostMiddleware
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
@@ -25,7 +26,14 @@ from faser.api.page.files import PageFiles, page_router
 from faser.api.page.live_feed import LIVE_ROUTE, live_router
 from faser.api.requests.adapters import Adapters, no_adapters
 from faser.api.requests.service import ApiSettings, EngineClient, Service
-from faser.api.routes import health_router, invocations_router, metrics_router, models_router, tokenize_router
+from faser.api.routes import (
+    health_router,
+    invocations_router,
+    metrics_router,
+    models_router,
+    tokenize_router,
+    version_router,
+)
 from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import KEY_LIMIT
 from faser.tracing import Tracer
@@ -34,22 +42,6 @@ __all__ = ["ApiSettings", "create_app"]
 
 # FastAPI's own, which would log the exceptions of requests and make a span of each of their parts.
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
-
-_ROUTERS = (
-    chat_router,
-    completions_router,
-    embeddings_router,
-    rerank_router,
-    render_router,
-    invocations_router,
-    responses_router,
-    messages_router,
-    models_router,
-    adapters_router,
-    health_router,
-    tokenize_router,
-    metrics_router,
-)
 
 
 def create_app(
@@ -69,15 +61,59 @@ def create_app(
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service(engine, settings, metrics, adapters or no_adapters(engine, settings.served_model_names))
-    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
-    app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
-    for router in _ROUTERS:
-        include(app, router(service))
+    app = bare_app(settings)
+    store = ResponseStore(settings.responses_store_bytes)
+    include_dialects(app, service, store)
+    for router in (
+        stored_responses_router(store),
+        models_router(service),
+        adapters_router(service),
+        version_router(settings.version, lambda: service.num_in_progress),
+        health_router(engine),
+        metrics_router(metrics),
+    ):
+        include(app, router)
     page = PageFiles() if settings.page else None
     if page is not None:
         include(app, page_router(page))
         include(app, live_router(service, keys))
+    add_middleware(app, settings, metrics, keys, tracer, page)
+    return app
+
+
+def bare_app(settings: ApiSettings) -> FastAPI:
+    """An application without routes and middleware, which answers errors in our form."""
+    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
+    app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
     add_error_handlers(app)
+    return app
+
+
+def include_dialects(app: FastAPI, service: Service, store: ResponseStore) -> None:
+    """Add the routes that answer requests of one model. store: of responses, which may be other models' too."""
+    for router in (
+        chat_router(service),
+        completions_router(service),
+        embeddings_router(service),
+        rerank_router(service),
+        render_router(service),
+        invocations_router(service),
+        responses_router(service, store),
+        messages_router(service),
+        tokenize_router(service),
+    ):
+        include(app, router)
+
+
+def add_middleware(
+    app: FastAPI,
+    settings: ApiSettings,
+    metrics: ServerMetrics,
+    keys: ApiKeys,
+    tracer: Tracer | None,
+    page: PageFiles | None,
+) -> None:
+    """Put keys, limits, hosts, origins, ids and spans around an application."""
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(
             KeyLimitsMiddleware,
@@ -109,4 +145,3 @@ def create_app(
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(PathMiddleware)
     app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost
-    return app

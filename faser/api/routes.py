@@ -1,6 +1,7 @@
 """Routes of no dialect: probes, metrics, models, tokenize and detokenize, and /invocations."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -16,6 +17,7 @@ from faser.api.dialects.completions_requests import CompletionBody, answer_compl
 from faser.api.requests.prompts import count_chars, encode, excess
 from faser.api.requests.service import Service
 from faser.errors import RequestError
+from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import CONTENT_TYPE
 from faser.optional import or_else, present
 from faser.types.engine import EngineState
@@ -29,9 +31,18 @@ _PROBE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def health_router(service: Service) -> APIRouter:
+class Stateful(Protocol):
+    """An engine, or a server of several. See EngineClient."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def state_reason(self) -> str: ...
+
+
+def health_router(engine: Stateful) -> APIRouter:
     router = APIRouter()
-    engine = service.engine
 
     def message() -> dict[str, str]:
         """The reason for the engine's state, if there is one."""
@@ -54,7 +65,7 @@ def health_router(service: Service) -> APIRouter:
     return router
 
 
-def metrics_router(service: Service) -> APIRouter:
+def metrics_router(metrics: ServerMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.head("/metrics", include_in_schema=False)
@@ -62,7 +73,7 @@ def metrics_router(service: Service) -> APIRouter:
         "/metrics", responses=answers(*PLAIN_ERRORS, content="text/plain"), response_class=PlainTextResponse
     )
     async def get_metrics() -> Response:
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     return router
 
@@ -79,14 +90,21 @@ def models_router(service: Service) -> APIRouter:
     async def get_model(model: str) -> dict[str, Any]:
         return _card(service, service.model_name(model))
 
+    return router
+
+
+def version_router(version: str, num_in_progress: Callable[[], int]) -> APIRouter:
+    """num_in_progress: HTTP requests that generate now."""
+    router = APIRouter()
+
     @router.get("/version", responses=answers(*PLAIN_ERRORS))
     async def get_version() -> dict[str, str]:
-        return {"version": service.settings.version}
+        return {"version": version}
 
     @router.get("/load", responses=answers(*PLAIN_ERRORS))
     async def get_load() -> dict[str, int]:
         """Return, as vLLM does, the number of HTTP requests that generate now."""
-        return {"server_load": service.num_in_progress}
+        return {"server_load": num_in_progress()}
 
     return router
 

@@ -78,7 +78,6 @@ async def build_application(
     start. launched, recorder: as of AsyncEngine. tracer: as of create_app.
     Raises ModelError, and ConfigError where kv_cache_dir cannot be used.
     """
-    names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
     read = adapter_reader(engine_config, report)
     modules = await read_modules(server_config.adapter_modules, read)
@@ -99,8 +98,41 @@ async def build_application(
         )
         for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
     ]
-    settings = ApiSettings(
-        served_model_names=names,
+    settings = api_settings(directory, engine_config, server_config, keys, chat_template)
+    engine = engines[0] if len(engines) == 1 else Replicas(engines)
+    adapters = Adapters(
+        engine,
+        read,
+        served_names=settings.served_model_names,
+        modules=modules,
+        enabled=engine_config.enable_lora,
+        folder=maybe(Path, server_config.lora_dir),
+    )
+    if isinstance(engine, AsyncEngine):
+        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
+        return Application(engine, app)
+    apps = (
+        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer, adapters=adapters)
+        for each, counted in zip(engines, own, strict=True)
+    )
+    without_page = replace(settings, page=False)  # it shows one engine
+    joint = create_app(engine, settings=without_page, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
+    return Application(engine, joint, tuple(apps) if server_config.data_parallel_first_port else ())
+
+
+def api_settings(
+    directory: Path | None,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: ApiKeys,
+    chat_template: str | None,
+) -> ApiSettings:
+    """The settings of a front-end. directory: of its model; None: it has none. chat_template: replaces its own.
+
+    Raises ModelError for sampling defaults that cannot be used.
+    """
+    return ApiSettings(
+        served_model_names=served_names(engine_config, server_config),
         model=engine_config.model or SMOLLM2_ID,
         share_cache_across_keys=server_config.share_cache_across_keys,
         max_request_bytes=server_config.max_request_bytes,
@@ -109,7 +141,7 @@ async def build_application(
         tool_call_parser=server_config.tool_call_parser,
         enable_auto_tool_choice=server_config.enable_auto_tool_choice,
         reasoning_parser=server_config.reasoning_parser,
-        generation_defaults=sampling_defaults(directory, server_config),
+        generation_defaults={} if directory is None else sampling_defaults(directory, server_config),
         version=__version__,
         force_include_usage=server_config.enable_force_include_usage,
         per_request_metrics=server_config.enable_per_request_metrics,
@@ -129,25 +161,6 @@ async def build_application(
         namespace_secret=namespace_secret(engine_config),
         runtime_adapters=server_config.allow_runtime_lora_updating,
     )
-    engine = engines[0] if len(engines) == 1 else Replicas(engines)
-    adapters = Adapters(
-        engine,
-        read,
-        served_names=names,
-        modules=modules,
-        enabled=engine_config.enable_lora,
-        folder=maybe(Path, server_config.lora_dir),
-    )
-    if isinstance(engine, AsyncEngine):
-        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
-        return Application(engine, app)
-    apps = (
-        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer, adapters=adapters)
-        for each, counted in zip(engines, own, strict=True)
-    )
-    without_page = replace(settings, page=False)  # it shows one engine
-    joint = create_app(engine, settings=without_page, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
-    return Application(engine, joint, tuple(apps) if server_config.data_parallel_first_port else ())
 
 
 def adapter_reader(config: EngineConfig, report: ProgressCallback) -> ReadAdapter:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from faser.cli.preparation import (
@@ -30,6 +31,7 @@ from faser.config.environment import child_environment, rank_place
 from faser.config.help import help_text
 from faser.config.kv_events import shared_ports
 from faser.config.server import ServerConfig
+from faser.config.several_models import ModelSettings, settings_of_models
 from faser.config.sources import SETTINGS, Findings, UsageError, parse, server_settings
 from faser.engine.client.engine_host import LaunchedEngine, launch
 from faser.errors import FaserError
@@ -54,6 +56,7 @@ def serve(arguments: Sequence[str]) -> int:
         print(help_text(PROG, findings.topic, SETTINGS))
         return 0
     engine_config, server_config = _configs(findings)
+    models = _several_models(findings, server_config)
     place = rank_place()
     if place is not None and place.rank:
         _follow(server_config)
@@ -63,6 +66,8 @@ def serve(arguments: Sequence[str]) -> int:
     if engine_config.speculation.synthetic:
         _warn_of_synthetic_acceptance(server_config)
     try:
+        if models:
+            return _listen_and_serve_several(models, server_config, findings.label, began_s)
         return _listen_and_serve(engine_config, server_config, findings.label, began_s)
     except FaserError as error:
         return failed(error)
@@ -110,6 +115,45 @@ def _listen_and_serve(
                 tracer.close(FLUSH_TIMEOUT_S)
 
 
+def _several_models(findings: Findings, config: ServerConfig) -> list[ModelSettings]:
+    """The settings of each of several models; none: there is one model. Raises ConfigError."""
+    if not findings.models and config.models_dir is None:
+        return []
+    from faser.cli.model_source import models_in
+
+    if rank_place() is not None:
+        raise UsageError(
+            ["several models cannot be served by ranks that torchrun starts; start faser serve alone"]
+        )
+    found = {} if config.models_dir is None else models_in(Path(config.models_dir), findings.label("models_dir"))
+    models = settings_of_models(findings, found)
+    if not may_have_gpu():
+        problems = [each for model in models for each in problems_without_gpu(model.engine, model.label)]
+        if problems:
+            raise UsageError(list(dict.fromkeys(problems)))
+    return models
+
+
+def _listen_and_serve_several(
+    models: Sequence[ModelSettings], config: ServerConfig, label: Label, began_s: float
+) -> int:
+    keys = read_api_keys(config, label)
+    templates = {
+        model.names[0]: read_chat_template(model.server.chat_template, model.label("chat_template"))
+        for model in models
+    }
+    check_certificate(config, label)
+    with exit_on_sigterm(0), listen(config.host, config.port, label) as listener:
+        tracer = open_tracer(config, label)
+        try:
+            from faser.cli.models_server import serve_models_on
+
+            return serve_models_on(listener, models, config, label, keys, templates, began_s, tracer)
+        finally:
+            if tracer is not None:
+                tracer.close(FLUSH_TIMEOUT_S)
+
+
 @contextmanager
 def _replica_listeners(config: ServerConfig, label: Label) -> Iterator[list[socket.socket]]:
     """Sockets of the single engines, where these have ports of their own. Raises ConfigError as listen does."""
@@ -135,7 +179,7 @@ def _warn_of_synthetic_acceptance(config: ServerConfig) -> None:
 
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
-    engine_config, server_config = server_settings(findings)
+    engine_config, server_config = server_settings(findings, several=True)
     if not may_have_gpu() and (problems := problems_without_gpu(engine_config, findings.label)):
         raise UsageError(problems)
     if problem := shared_ports(engine_config.kv_events_config, server_config.data_parallel_size):

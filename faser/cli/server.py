@@ -18,7 +18,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 import uvloop
@@ -44,7 +44,7 @@ from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
 from faser.engine.client.replicas import Replicas
-from faser.errors import ConfigError
+from faser.errors import ConfigError, FaserError
 from faser.logs import log_format
 from faser.tracing import Tracer
 from faser.types.engine import ModelInfo
@@ -56,8 +56,25 @@ SAME_S = 0.05  # signals closer together are one: some programs signal a process
 # While a thread reads a large body the event loop gets its turns this much later, each time it waits for a socket.
 _SWITCH_S = 0.001
 
+Ready = TypeVar("Ready", covariant=True)
+
+
+class Served(Protocol[Ready]):
+    """One engine, several with one model, or several models. See AsyncEngine."""
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> Ready: ...
+
+    async def wait_dead(self) -> FaserError: ...
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 # Does what must come before an engine: fetches the model, builds the application. May be cancelled.
-Prepare = Callable[[], Awaitable[AsyncEngine | Replicas]]
+Prepare = Callable[[], Awaitable[Served[Ready]]]
 
 DEFAULT_MODEL_NOTE = (
     "the default model is a small one to try the server with; 'faser serve MODEL' serves another one, such as "
@@ -234,9 +251,9 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
 
 def run_until_stopped(
     servers: Sequence[tuple[HttpServer, socket.socket]],
-    prepare: Prepare,
+    prepare: Prepare[Ready],
     shutdown_timeout_s: float,
-    on_ready: Callable[[ModelInfo], None],
+    on_ready: Callable[[Ready], None],
     on_hangup: Callable[[], None] | None = None,
 ) -> int:
     """Serve on the servers' listeners until a signal; returns the exit status.
@@ -252,9 +269,9 @@ def run_until_stopped(
 
 async def _serve_until_signal(
     servers: Sequence[tuple[HttpServer, socket.socket]],
-    prepare: Prepare,
+    prepare: Prepare[Ready],
     shutdown_timeout_s: float,
-    on_ready: Callable[[ModelInfo], None],
+    on_ready: Callable[[Ready], None],
     on_hangup: Callable[[], None] | None,
 ) -> int:
     stop = _Stop(on_hangup)
@@ -262,7 +279,7 @@ async def _serve_until_signal(
     stopping = asyncio.create_task(stop.requested.wait())
     preparing = asyncio.ensure_future(prepare())
     waiting: list[asyncio.Task[Any]] = [stopping]
-    engine: AsyncEngine | Replicas | None = None
+    engine: Served[Ready] | None = None
     try:
         await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():

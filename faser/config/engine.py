@@ -74,6 +74,17 @@ def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_b
 # Adapters kept in memory for each that may be in a step.
 _CPU_LORAS = 4
 
+# Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other
+# programs need memory too. Pages that are never used cost nothing.
+_CPU_KV_SHARE = 0.25
+_CPU_KV_MOST_BYTES = 4 << 30
+
+
+def cpu_kv_memory(free_bytes: int) -> int:
+    """The most that the KV cache of a CPU takes of this free memory unless its size is given."""
+    return min(int(free_bytes * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES)
+
+
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
 

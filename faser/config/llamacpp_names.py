@@ -45,6 +45,10 @@ LLAMACPP_FLAGS: tuple[Foreign, ...] = (
     ),
     _refuse("--draft-min", "the policy decides how many tokens are drafted", neutral=("0",)),
     _refuse("--draft-p-min", "the policy decides which tokens are drafted"),
+    _refuse(
+        "--models-preset", "a config file has the settings of each model", instead="--config with a section models"
+    ),
+    warn("--models-autoload", "models are loaded on first use", switch=True),
     _refuse("--hf-file -hff", "the file is named after the repository", instead="OWNER/NAME:Q4_K_M as the model"),
     _refuse("--hf-token -hft", "secrets are not read from the command line", instead="the variable HF_TOKEN"),
     _refuse("--model-url -mu", "models come from the hub or from disk", instead="a path or OWNER/NAME"),

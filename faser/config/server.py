@@ -1,5 +1,6 @@
 """ServerConfig: every setting of the HTTP server, each declared once. Checked when it is built, then frozen."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from faser.config.adapters import AdapterModule, module_problems, read_module
-from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
+from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, Setting, raise_problems, read, setting
 from faser.errors import RequestError
+from faser.machine import usable_memory
 from faser.types.sampling import SAMPLING_DEFAULTS, SamplingParams
 
 _LAST_PORT = 65535
@@ -76,6 +78,60 @@ class ServerConfig:
         "Folder of the adapters that clients may load: a lora_path is relative to it, and cannot leave it. "
         "Default: a client may name any path and hub id.",
         metavar="folder",
+    )
+    models_dir: str | None = setting(
+        SERVER,
+        Kind.TEXT,
+        None,
+        "Folder of models, each a folder with config.json or a .gguf file, named by it. They are loaded on first "
+        "use; --model adds others. Default: none.",
+        metavar="path",
+    )
+    models_max: int | None = setting(
+        SERVER,
+        Kind.COUNT,
+        None,
+        "Several models: maximum number loaded at once; the least recently used idle one leaves for another. "
+        "Default, or 0: as many as --models-memory holds; one on a GPU, whose memory is divided by this number.",
+        synonyms=(("0", None),),
+        low=1,
+    )
+    models_memory: str | None = setting(
+        SERVER,
+        Kind.TEXT,
+        None,
+        "Several models: memory of all that are loaded together (weights, KV caches and processes): a size, or "
+        "a fraction of the machine's memory. Default: 80% of the memory that is free at the start.",
+        metavar="size|fraction",
+        example="12GiB or 0.5",
+    )
+    models_preload: tuple[str, ...] = setting(
+        SERVER,
+        Kind.TEXTS,
+        (),
+        "Several models: names of those loaded before the server is ready. Default: the first --model.",
+        one_flag_many=True,
+    )
+    models_load_timeout: float = setting(
+        SERVER,
+        Kind.NUMBER,
+        300.0,
+        "Several models: seconds for which a request waits until its model is loaded; then it gets a 503 with "
+        "Retry-After.",
+        metavar="seconds",
+        low=0,
+        above=True,
+        high=86400,
+    )
+    models_idle_timeout: float | None = setting(
+        SERVER,
+        Kind.NUMBER,
+        None,
+        "Several models: seconds without requests after which a model is unloaded. Default: never.",
+        aliases=("--sleep-idle-seconds",),
+        metavar="seconds",
+        low=0,
+        above=True,
     )
     api_key: tuple[str, ...] = setting(
         SERVER,
@@ -420,6 +476,11 @@ class ServerConfig:
             found.append(
                 f"{label('data_parallel_first_port')} is {first}; {size} engines need ports up to {_LAST_PORT}"
             )
+        if values["models_memory"] is not None and memory_of(values["models_memory"]) is None:
+            found.append(
+                f"{label('models_memory')} is {values['models_memory']}; it must be a size, such as 12GiB, or a "
+                "fraction above 0 and at most 1"
+            )
         found += [f"{label('api_key')} is ***; {problem}" for problem in key_problems(values["api_key"] or ())]
         if not values["api_key"] and values["api_key_file"] is None:
             found += [
@@ -461,6 +522,21 @@ def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
         except RequestError as error:
             found.append(f"{label}: {error}")
     return found
+
+
+def memory_of(text: str) -> int | None:
+    """The bytes of a size, or of a fraction of the machine's memory; None: it is neither."""
+    size = Setting(help="", group=SERVER, kind=Kind.BYTES)
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if 0 < share <= 1:
+        return int(share * usable_memory())
+    try:
+        return max(int(read(size, (text,))), 0) or None
+    except ValueError:
+        return None
 
 
 def keeps_keys_apart(values: Mapping[str, Any]) -> bool:

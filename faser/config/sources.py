@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import yaml
 
 from faser.config.declaration import (
+    SERVER,
     Kind,
     Setting,
     did_you_mean,
@@ -39,6 +40,7 @@ from faser.errors import ConfigError
 _log = logging.getLogger("faser")
 
 SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
+OF_A_MODEL = tuple(each for each in SETTINGS if each.group != SERVER)  # which one of several may have of its own
 FOREIGN_FLAGS = VLLM_FLAGS + LLAMACPP_FLAGS
 
 ReadEnvironment = Callable[[Sequence[Setting]], tuple[dict[str, tuple[str, str]], list[str]]]
@@ -69,7 +71,8 @@ class Given:
 class Findings:
     """The settings, problems and warnings of the sources read so far.
 
-    topic: of --help; None: no help was asked for. config_file: of --config.
+    topic: of --help; None: no help was asked for. config_file: of --config. models: the settings that each of
+    several models has of its own; empty: there is one model.
     """
 
     given: dict[str, Given] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
     topic: str | None = None
     config_file: str | None = None
+    models: list[dict[str, Given]] = field(default_factory=list)
 
     def add_foreign(self, foreign: Foreign, label: str, text: str) -> None:
         problems, warnings = foreign.answer(label, text)
@@ -128,11 +132,21 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
     return values, problems
 
 
-def server_settings(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
-    """Add the variables and the file of --config to the flags, and build both configs. Raises UsageError."""
+def server_settings(findings: Findings, *, several: bool = False) -> tuple[EngineConfig, ServerConfig]:
+    """Add the variables and the file of --config to the flags, and build both configs. Raises UsageError.
+
+    several: the caller serves several models, whose own settings are in findings.models; others refuse them.
+    """
     add_environment(findings, SETTINGS)
     if findings.config_file is not None:
         add_file(findings, findings.config_file, SETTINGS)
+    find_models(findings)
+    if not several:
+        findings.problems += [
+            f"{label}: only faser serve serves several models; name one"
+            for label in ([findings.models[0]["model"].label] if findings.models else [])
+            + [findings.given[name].label for name in ("models_dir",) if name in findings.given]
+        ]
     return settle_server(findings)
 
 
@@ -363,7 +377,46 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
     if not isinstance(content, dict):
         findings.problems.append(f"--config is {path}; it must contain keys and values, like port: 8000")
         return
+    if "models" in content:
+        _add_models(findings, content.pop("models"), f"{path}: models")
     _add_keys(findings, content, settings, f"{path}: ", "key")
+
+
+def _add_models(findings: Findings, entries: Any, label: str) -> None:
+    """Add the settings that each of several models has of its own."""
+    if not isinstance(entries, list) or not entries:
+        findings.problems.append(f"{label} must be a list of models, each with a key model, or its name alone")
+        return
+    for number, entry in enumerate(entries, 1):
+        origin, own = f"{label}.{number}.", Findings()
+        keys = entry if isinstance(entry, dict) else {"model": entry}
+        _add_keys(own, keys, OF_A_MODEL, origin, "key of a model")
+        findings.problems += own.problems
+        findings.warnings += own.warnings
+        if "model" in own.given:
+            findings.models.append(own.given)
+        elif not own.problems:
+            findings.problems.append(f"{origin}model is missing; it names the model")
+
+
+def find_models(findings: Findings) -> None:
+    """Find out whether there are several models: a section of the file, or --model more than once.
+
+    A section of one model is the same as its keys outside of it.
+    """
+    given = findings.given.get("model")
+    texts = () if given is None else given.texts
+    if given is not None and given.label.startswith("FASER_") and not Path(texts[-1]).exists():
+        texts = tuple(part.strip() for part in texts[-1].split(",") if part.strip()) or texts
+    if findings.models and given is not None:
+        named = findings.models[0]["model"].label
+        findings.problems.append(f"{given.label} is {' '.join(texts)}, and {named} names a model too; keep one")
+    elif given is not None and len(texts) > 1:
+        findings.models = [{"model": replace(given, texts=(text,))} for text in dict.fromkeys(texts)]
+    if len(findings.models) == 1 and "models_dir" not in findings.given:
+        findings.given |= findings.models.pop()
+    elif findings.models:
+        findings.given["model"] = findings.models[0]["model"]
 
 
 def engine_options(options: Mapping[str, Any]) -> EngineConfig:

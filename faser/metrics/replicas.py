@@ -1,4 +1,4 @@
-"""The series of several replicas as one page: each family once, with the samples of all, by the label `engine`."""
+"""The series of several engines as one page: each family once, with the samples of all, told apart by labels."""
 
 from collections.abc import Callable, Iterator, Sequence
 

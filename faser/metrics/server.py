@@ -337,6 +337,11 @@ class Metrics(EngineObserver):
             gauge.set(each == state)
         self.live.engine_state(state)
 
+    def engine_absent(self) -> None:
+        """There is no engine, and none is missing: its model is not loaded."""
+        for gauge in self._states.values():
+            gauge.set(0)
+
     def engine_ended(self, *, restarts: bool) -> None:
         """The engine has ended: nothing runs, nothing waits, no block is held. The next one counts from zero."""
         self._seen = EngineStats()

@@ -1,8 +1,9 @@
-"""The series that a server exports, as a scrape shows them."""
+"""The series that a server exports, one with several models too, as a scrape shows them."""
 
 import re
 from pathlib import Path
 
+from faser.metrics.models import ModelsMetrics
 from faser.metrics.server import Metrics
 from faser.types.statistics import AuditStats, EngineStats, PaidRatio, SpeculationBalance, SpeculationStats
 
@@ -20,7 +21,7 @@ def exported_series() -> dict[str, set[str]]:
     )
     # Of an engine that audits and has measured what drafts bring.
     metrics.engine(EngineStats(audit=AuditStats(backend="native"), speculation=speculation))
-    for line in metrics.render().decode().splitlines():
+    for line in ModelsMetrics({"m": metrics}).render().decode().splitlines():
         if not line.startswith("#"):
             name, _, labels = line.partition("{")
             series.setdefault(name.split(" ")[0], set()).update(re.findall(r'(\w+)="', labels))

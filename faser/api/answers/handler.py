@@ -33,7 +33,7 @@ from faser.types.request import Request
 _T = TypeVar("_T")
 
 # Proxies must forward each event at once.
-_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _log = logging.getLogger("faser.api")
 
 
@@ -230,7 +230,7 @@ class EventStream(StreamingResponse):
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         """first: the first events, already taken from the generator. rest: the generator."""
-        super().__init__(_after(first, rest), media_type="text/event-stream", headers=_HEADERS)
+        super().__init__(_after(first, rest), media_type="text/event-stream", headers=STREAM_HEADERS)
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -32,9 +32,9 @@ _PATH = "/v1/responses"
 _STORE_FLAG = "--responses-store SIZE turns that on"
 
 
-def responses_router(service: Service) -> APIRouter:
+def responses_router(service: Service, store: ResponseStore) -> APIRouter:
+    """The routes that make responses and count their prompts. store: of responses for later requests."""
     router = APIRouter()
-    store = ResponseStore(service.settings.responses_store_bytes)
 
     @router.post(_PATH, openapi_extra=json_body(ResponsesBody), responses=GENERATED)
     async def create_response(http: Request) -> Response:
@@ -80,6 +80,13 @@ def responses_router(service: Service) -> APIRouter:
         return JSONResponse(
             {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}, headers=headers
         )
+
+    return router
+
+
+def stored_responses_router(store: ResponseStore) -> APIRouter:
+    """The routes of responses that were kept."""
+    router = APIRouter()
 
     @router.get(f"{_PATH}/{{response_id}}", responses=answers(*PLAIN_ERRORS, 404))
     async def get_response(http: Request, response_id: str) -> Response:

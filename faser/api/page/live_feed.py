@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -28,7 +28,7 @@ from faser.api.answers.handler import EventStream
 from faser.api.bodies.errors import HttpError
 from faser.api.bodies.openapi import PLAIN_ERRORS, answers
 from faser.api.middleware.keys import ApiKeys, get_key_index
-from faser.api.requests.service import EngineClient, Service
+from faser.api.requests.service import Service
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics.live import (
     HISTORY_S,
@@ -41,7 +41,7 @@ from faser.metrics.live import (
     Snapshot,
     make_sample,
 )
-from faser.types.engine import EngineState
+from faser.types.engine import EngineState, ModelInfo
 
 MOST_VIEWERS_OF_A_KEY = 8
 _MOST_WAITING = 8  # messages that a viewer has not taken; with one more it does not keep up
@@ -50,7 +50,7 @@ _DRAIN_POLL_S = 0.1
 _RETRY_AFTER_S = 10
 _log = logging.getLogger("faser.api")
 LIVE_ROUTE = "/live"
-_EVENTS = {
+LIVE_EVENTS = {
     "description": "Events, one a second.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
@@ -70,13 +70,23 @@ def live_router(service: Service, keys: ApiKeys) -> APIRouter:
     )
 
     @router.get(
-        LIVE_ROUTE, responses={**answers(*PLAIN_ERRORS, 503), 200: _EVENTS}, response_class=StreamingResponse
+        LIVE_ROUTE, responses={**answers(*PLAIN_ERRORS, 503), 200: LIVE_EVENTS}, response_class=StreamingResponse
     )
     async def get_live(request: Request) -> Response:
         events = feed.messages(get_key_index(request.scope))
         return EventStream(await anext(events), events)
 
     return router
+
+
+class Viewed(Protocol):
+    """An engine whose model is shown. See EngineClient."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
 
 
 class Viewer:
@@ -116,7 +126,7 @@ class LiveFeed:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Viewed,
         recorder: LiveRecorder,
         facts: dict[str, Any],
         num_requests: Callable[[], int],

@@ -107,7 +107,8 @@ async function showModel() {
   try {
     const models = await (await request("v1/models", { quiet })).json();
     byId("model").textContent = models.data[0].id;
-    byId("model").title = `context of ${models.data[0].max_model_len} tokens`;
+    const context = models.data[0].max_model_len; // null: of several models, this one has yet to be loaded
+    byId("model").title = context === null ? "not loaded yet" : `context of ${context} tokens`;
     byId("key").hidden = getKey() === null;
     dispatchEvent(new CustomEvent("faser-models", { detail: models.data }));
   } catch {

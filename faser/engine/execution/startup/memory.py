@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from faser.config.declaration import show_bytes
-from faser.config.engine import EngineConfig
+from faser.config.engine import EngineConfig, cpu_kv_memory
 from faser.engine.checkpoints.families.architecture import DecoderSpec, ExpertsSpec
 from faser.engine.checkpoints.files import ModelConfig
 from faser.engine.execution.drafting.text import CORPUS_TOKENS
@@ -80,11 +80,6 @@ class MemoryBudget:
             f"left for the KV cache: {show_bytes(self.left_bytes)}"
         )
 
-
-# Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other
-# programs need memory too. Pages that are never used cost nothing.
-_CPU_KV_SHARE = 0.25
-_CPU_KV_MOST_BYTES = 4 << 30
 
 # What the index of texts holds of each token, at most; and the limits of all of it: a share of free memory, and
 # bytes.
@@ -296,7 +291,7 @@ def kv_shapes(
             fitting = num_blocks * config.block_size
             raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
     else:
-        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
+        share = cpu_kv_memory(available_memory()) - text_bytes
         share -= states + sum(experts_bytes(config, each) for each in models)
         num_blocks = max(one_context, min(share // block_bytes, most))
     return cache_shapes(config, models, num_blocks)
