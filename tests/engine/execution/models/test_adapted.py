@@ -3,6 +3,7 @@
 Planted bugs that these tests have caught: see the end of the docstrings of each.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def some_lora(decoder: Decoder, seed: int, rank: int = 4, only: str = "") -> Lor
     shapes = {part.name: part.shape for product in decoder.adapted for part in product.parts if only in part.name}
 
     def random(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator) * (0.5 / size[-1] ** 0.5)
+        return torch.randn(size, generator=generator) * (0.5 / math.sqrt(size[-1]))
 
     return {name: (random(rank, depth), random(rows, rank)) for name, (rows, depth) in sorted(shapes.items())}
 
