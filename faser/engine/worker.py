@@ -38,7 +38,7 @@ from faser.engine.contract.messages import (
     frame,
     receive,
 )
-from faser.engine.engine import Engine
+from faser.engine.encoder_engine import StepLoop
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, OverloadError, RequestError
 from faser.logs import ENGINE, start_logging
@@ -72,7 +72,7 @@ class StatsReport:
     now: the clock, in seconds. watched: they leave after every step.
     """
 
-    def __init__(self, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: StepLoop, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._now = now
         self._due_s = self._pace_due_s = now()
@@ -148,9 +148,9 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
         engine.close()
 
 
-def _load(connection: socket.socket, configure: Configure, told_to_end: threading.Event) -> Engine:
+def _load(connection: socket.socket, configure: Configure, told_to_end: threading.Event) -> StepLoop:
     """Raises _LoadingStopped soon after told_to_end is set; downloads and compilers end with it."""
-    from faser.engine.build import build_engine  # torch is imported here, after the socket is served
+    from faser.engine.build import build_served  # torch is imported here, after the socket is served
 
     def report(stage: str, done: int, total: int) -> None:
         if told_to_end.is_set():
@@ -160,13 +160,13 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
         except ConnectionError:
             raise _LoadingStopped from None
 
-    engine, info = build_engine(configure.config, Path(configure.directory), report)
+    engine, info = build_served(configure.config, Path(configure.directory), report)
     _send(connection, Loaded(info))
     return engine
 
 
 def _take_messages(
-    engine: Engine,
+    engine: StepLoop,
     inbox: SimpleQueue[ToEngine | Prepared | None],
     preparation: Preparation,
     stats: StatsReport,
@@ -213,7 +213,7 @@ def _take_messages(
         block = False
 
 
-def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
+def _add(engine: StepLoop, request: Request, connection: socket.socket) -> None:
     try:
         engine.add(request)
     except RequestError as error:

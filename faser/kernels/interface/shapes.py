@@ -29,6 +29,8 @@ class RowLayout:
         sequence are arbitrary.
     slots: [S]; whose recurrent state is each sequence's, in models that have states. Empty: a dummy layout.
     num_drafts: [S]; how many of its rows, the last ones, may be refused; read where a step begins.
+    seen_to: [R] int32; the last position that each row attends to, rising within a sequence; None: its own. Of
+        encoders, for backends that have encoder_kernels.
 
         position   0 ............ computed ............ seq_len
         sequence   |  in the cache   |  rows of this step  |
@@ -40,6 +42,7 @@ class RowLayout:
     block_table: Tensor
     slots: Sequence[int] = ()
     num_drafts: Sequence[int] = ()
+    seen_to: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
