@@ -78,7 +78,7 @@ served. Other mixtures of experts, and whatever else is in neither table, are re
 
 ## Encoders
 
-Encoders generate no text. They serve [`/v1/embeddings`, `/v1/rerank` and `/v1/score`](dialects.md#embeddings),
+Encoders generate no text. They serve [`/v1/embeddings`, `/v1/rerank` and `/v1/score`](dialects.md#encoders),
 from safetensors; their GGUF files are refused by name. A cross-encoder has one label and serves `/v1/rerank` and
 `/v1/score` alone. Heads that guess words are not read.
 

@@ -19,7 +19,8 @@ from faser.files import parse_json
 from faser.types.pooling import Embedder, PoolingKind
 
 _MODULES, _PROMPTS, _CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
-EMBEDDER_FILES = (_MODULES, _PROMPTS, "[0-9]_*/config.json")  # as patterns of a repository
+# As patterns of a repository.
+EMBEDDER_FILES = (_MODULES, _PROMPTS, "sentence_bert_config.json", "[0-9]_*/config.json")
 
 # Older files have a flag for each kind, newer ones a name.
 _FLAGS = {

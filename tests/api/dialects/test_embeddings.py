@@ -6,6 +6,7 @@ scaled again; base64 of float64; scores of the next document; logits of no befor
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -27,6 +28,9 @@ def vector_of(request: Request) -> Any:
     assert pooling is not None
     drawn = np.random.default_rng(list(request.prompt_token_ids)).normal(size=SIZE).astype(np.float32)
     return drawn[: len(pooling.token_ids)] if pooling.token_ids else drawn
+
+
+CROSS_ENCODER = Embedder(kind=PoolingKind.CLS, is_encoder=True, judges_pairs=True)
 
 
 def script(request: Request) -> Iterator[RequestOutput]:
@@ -164,6 +168,65 @@ def test_pairs_of_texts_are_scored_side_by_side(http: httpx.Client, pooling: Fak
     first, second, third, fourth = (unit(vector_of(each)) for each in pooling.requests)
     scores = [each["score"] for each in answer["data"]]
     np.testing.assert_allclose(scores, [first @ third, second @ fourth], atol=1e-6)
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_a_cross_encoder_reads_pairs(http: httpx.Client, pooling: FakeEngine, raw_scores: bool) -> None:
+    pooling.embedder = replace(CROSS_ENCODER, raw_scores=raw_scores)
+    body: dict[str, Any] = {"query": "where?", "documents": ["Paris", "a dog"]}
+    answer = http.post("/rerank", json=body).json()
+    logits = [float(vector_of(each)[0]) for each in pooling.requests]
+    wanted = {at: each if raw_scores else 1 / (1 + np.exp(-each)) for at, each in enumerate(logits)}
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert found == pytest.approx(wanted)
+    assert [each["index"] for each in answer["results"]] == sorted(wanted, key=lambda at: -wanted[at])
+    raw = http.post(
+        "/score", json={"text_1": "where?", "text_2": ["Paris", "a dog"], "use_activation": False}
+    ).json()
+    assert [each["score"] for each in raw["data"]] == pytest.approx(logits)
+    for request, document in zip(pooling.requests, ("Paris", "a dog"), strict=False):
+        assert bytes(request.prompt_token_ids).decode() == f"where?{document}"
+        assert request.sampling.pooling is not None
+        assert request.sampling.pooling.second_from == len("where?")
+
+
+def test_pairs_that_are_too_long_lose_tokens_of_the_longer_text(http: httpx.Client, pooling: FakeEngine) -> None:
+    pooling.embedder = CROSS_ENCODER
+    body = {"query": "abc", "documents": ["defghijk"], "truncate_prompt_tokens": 7}
+    assert http.post("/rerank", json=body).status_code == 200
+    assert bytes(pooling.requests[0].prompt_token_ids) == b"abcdefg"
+    answer = http.post("/rerank", json={"query": "a " * 900, "documents": ["b " * 900]})
+    assert answer.status_code == 400
+    assert "maximum context length is" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_an_encoder_generates_no_text(
+    http: httpx.Client, pooling: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    pooling.embedder = Embedder(kind=PoolingKind.MEAN, is_encoder=True)
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert "an encoder, which generates no text; it serves /v1/embeddings" in answer.json()["error"]["message"]
+    assert not pooling.requests
+
+
+def test_a_cross_encoder_makes_no_embeddings(http: httpx.Client, pooling: FakeEngine) -> None:
+    pooling.embedder = CROSS_ENCODER
+    answer = http.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 400
+    assert "judges pairs of texts and makes no embeddings" in answer.json()["error"]["message"]
+    answer = http.post("/rerank", json={"query": "a", "documents": ["b"], "add_special_tokens": False})
+    assert answer.json()["error"]["param"] == "add_special_tokens"
+    assert not pooling.requests
 
 
 @pytest.mark.parametrize(
