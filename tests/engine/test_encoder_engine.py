@@ -7,6 +7,7 @@ text; token types left out, or beginning one token late; a window in one directi
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_served
+from faser.engine.checkpoints.encoders import read_encoder
 from faser.engine.encoder_engine import StepLoop
 from faser.errors import ConfigError, ModelError, RequestError
 from faser.types.answer import FinishReason
@@ -26,6 +28,7 @@ from faser.types.sampling import SamplingParams
 from tests.engine.checkpoints.encoder_models import FAMILIES, VOCAB_SIZE, write_encoder, write_modules
 
 KINDS = {"cls": PoolingKind.CLS, "mean": PoolingKind.MEAN, "lasttoken": PoolingKind.LAST}
+CROSS_ENCODERS = ("bert", "xlm-roberta", "roberta", "modernbert")
 LENGTHS = (33, 1, 150, 2, 16, 17, 64, 7, 120, 90, 31, 5)
 
 
@@ -104,7 +107,8 @@ def test_bits_of_a_vector_depend_on_no_neighbour(tmp_path: Path, model_type: str
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
-    "model_type, fields", [*((each, {}) for each in FAMILIES), ("modernbert", {"classifier_pooling": "mean"})]
+    "model_type, fields",
+    [*((each, {}) for each in CROSS_ENCODERS), ("modernbert", {"classifier_pooling": "mean"})],
 )
 def test_cross_encoders_give_the_logits_of_transformers(
     tmp_path: Path, model_type: str, fields: dict[str, Any], backend: str
@@ -241,3 +245,37 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, fields: dict[st
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
     with pytest.raises(ModelError, match=said):
         build(tmp_path)
+
+
+def test_nomics_own_names_of_fields_say_the_same(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "nomic_bert")
+    wanted = read_encoder(tmp_path)
+    assert wanted is not None
+    file = tmp_path / "config.json"
+    given = json.loads(file.read_text())
+    names = {
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    renamed = {own: given[name] for own, name in names.items()} | {
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+    }
+    kept = {name: given[name] for name in ("architectures", "model_type", "vocab_size", "type_vocab_size")}
+    asked = {
+        "activation_function": "swiglu",
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "max_trained_positions": 150,
+    }
+    file.write_text(json.dumps(kept | renamed | asked))
+    found = read_encoder(tmp_path)
+    assert found is not None
+    assert found.spec == replace(wanted.spec, max_position_embeddings=150)
+    file.write_text(json.dumps(kept | renamed | asked | {"num_experts": 8}))
+    with pytest.raises(ModelError, match="num_experts is 8; not supported in Nomic BERT"):
+        read_encoder(tmp_path)

@@ -27,6 +27,7 @@ _COMMON = {
     "pad_token_id": 1,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
+    "nomic_bert": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
     "bert": {"hidden_act": "gelu"},
     "xlm-roberta": {"type_vocab_size": 1},
     "roberta": {"type_vocab_size": 1, "hidden_act": "gelu_new"},

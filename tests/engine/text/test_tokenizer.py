@@ -283,7 +283,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str) -> None
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.Sequence([decoders.CTC()])])
+@pytest.mark.parametrize("decoder", [None, decoders.CTC(), decoders.Sequence([decoders.CTC()])])
 def test_a_decoder_that_does_more_than_spell_is_refused(tmp_path: Path, decoder: decoders.Decoder | None) -> None:
     core = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     if decoder is not None:

@@ -1,7 +1,6 @@
 """What encoders need of the native backend, against torch: LayerNorm, activations, attention that sees ahead.
 
-Bugs these tests have been seen to catch: the variance around 0, a bias left out, the polynomial's coefficients of
-the other sign, a row that sees only to itself, a window in one direction.
+Bugs these tests have been seen to catch: a row that sees only to itself; a window in one direction.
 """
 
 import pytest
