@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
 from faser.engine.checkpoints.encoders import ENCODERS, EncoderConfig, checked_names, find_encoder, read_encoder
-from faser.engine.checkpoints.encoders.spec import tensor_shapes
+from faser.engine.checkpoints.encoders.spec import EncoderFamily, tensor_shapes
 from faser.engine.checkpoints.families import FAMILIES, find_family
 from faser.engine.checkpoints.families.family import Family
 from faser.engine.checkpoints.files import (
@@ -52,6 +52,7 @@ List the families of models that load, or say of one model what it is, whether i
 Weights are not read and no network is used. The exit status is 0 if the model loads, 2 if not."""
 
 T = TypeVar("T")
+_ALL: tuple[Family | EncoderFamily, ...] = (*FAMILIES, *ENCODERS)
 _WIDTH = 100
 _PAGE_WIDTH = 115
 _PAGE = """# Models
@@ -210,7 +211,7 @@ def families_text() -> str:
     for name, families in sorted(by_format.items()):
         lines += ["  " + line for line in _lines((name, ", ".join(families)), widths[:1])]
     lines += ["Tested: every family against transformers, on tiny models. Served with real weights:"]
-    lines += [f"  {each.name:<{widths[0]}}  {file}" for each in (*FAMILIES, *ENCODERS) for file in each.files]
+    lines += [f"  {each.name:<{widths[0]}}  {file}" for each in _ALL for file in each.files]
     lines += ["Encoders, for embeddings and reranking:"]
     of_encoders = [
         (each.name, ", ".join(filter(None, (each.architecture, each.classifier))), ", ".join(each.examples))
@@ -249,7 +250,7 @@ def markdown() -> str:
         splittings="\n".join(textwrap.wrap(splittings, _PAGE_WIDTH, break_on_hyphens=False)),
         table="\n".join(rows),
         notes="\n".join(f"- {each.name}: {each.note}" for each in FAMILIES if each.note),
-        served="\n".join(f"- {file}" for each in (*FAMILIES, *ENCODERS) for file in each.files),
+        served="\n".join(f"- {file}" for each in _ALL for file in each.files),
         encoders="\n".join(_encoder_rows()),
         encoder_notes="\n".join(f"- {each.name}: {each.note}" for each in ENCODERS if each.note),
     ).rstrip()
@@ -324,10 +325,14 @@ def inspect(path: Path, model: str) -> ModelReport:
     )
 
 
-def _inspect_encoder(
-    path: Path, model: str, tried: Callable[[Callable[[], T]], T | None], problems: list[str]
-) -> ModelReport:
-    """Describe the checkpoint of an encoder. tried: returns what a call gives, and adds its error to problems."""
+class _Tried(Protocol):
+    """Returns what a call gives, or None for its ModelError."""
+
+    def __call__(self, ask: Callable[[], T], /) -> T | None: ...
+
+
+def _inspect_encoder(path: Path, model: str, tried: _Tried, problems: list[str]) -> ModelReport:
+    """Describe the checkpoint of an encoder. tried: adds an error to problems."""
     from faser.engine.checkpoints.embedder import read_encoder_embedder
     from faser.engine.text.tokenizer import load_tokenizer
 

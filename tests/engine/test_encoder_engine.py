@@ -33,7 +33,12 @@ LENGTHS = (33, 1, 150, 2, 16, 17, 64, 7, 120, 90, 31, 5)
 
 
 def build(directory: Path, **settings: Any) -> tuple[StepLoop, ModelInfo]:
-    given = {"backend": "native", "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 100} | settings
+    given: dict[str, Any] = {
+        "backend": "native",
+        "num_threads": 1,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 100,
+    } | settings
     return build_served(EngineConfig(model=str(directory), **given), directory, lambda *_: None)
 
 

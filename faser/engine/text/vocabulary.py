@@ -48,7 +48,8 @@ class TokenSpelling:
         """The spelling that the tokenizer's decoder describes. Raises ModelError for an unsupported decoder."""
         byte_level = byte_fallback = False
         replacements: list[tuple[str, str]] = []
-        leading_spaces, continues = 0, None
+        leading_spaces = 0
+        continues: str | None = None
         steps = component_steps(core.decoder, "decoders")
         for step in steps:
             match step:
@@ -62,8 +63,8 @@ class TokenSpelling:
                     replacements.append((written, meant))
                 case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
                     leading_spaces = start
-                case {"type": "WordPiece", "prefix": str(continues)}:
-                    leading_spaces = 1
+                case {"type": "WordPiece", "prefix": str(mark)}:
+                    continues, leading_spaces = mark, 1
                 case {"type": "Metaspace", "replacement": str(written)}:
                     replacements.append((written, " "))
                     leading_spaces = 0 if step.get("prepend_scheme") == "never" else 1

@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.encoders import ONE_INPUT, TorchEncoderKernels
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionShape, RowLayout
@@ -79,7 +80,7 @@ def test_attention_sees_ahead_in_its_own_text(
     blocks = -(-counts // block)
     order = torch.randperm(int(blocks.sum())).int()
     table = torch.zeros(len(counts), int(blocks.max()), dtype=torch.int32)
-    for at, (count, own) in enumerate(zip(blocks, order.split(blocks.tolist()), strict=True)):
+    for at, (count, own) in enumerate(zip(blocks, torch.split(order, blocks.tolist()), strict=True)):
         table[at, : int(count)] = own
     layout = RowLayout(
         query_start=starts, seq_len=counts.int(), positions=positions, block_table=table, seen_to=seen_to
@@ -90,12 +91,13 @@ def test_attention_sees_ahead_in_its_own_text(
     wanted = torch.empty(rows, heads * width, dtype=torch.float64)
     for start, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
         q, k, v = qkv[start:end].double().view(end - start, 3, heads, width).permute(1, 2, 0, 3)
-        at = torch.arange(end - start)
-        near = (at[:, None] - at[None]).abs() <= (end if reach is None else reach)
+        places = torch.arange(end - start)
+        near = (places[:, None] - places[None]).abs() <= (end if reach is None else reach)
         weights = (q @ k.mT * width**-0.5).masked_fill(~near, -torch.inf).softmax(-1)
         wanted[start:end] = (weights @ v).transpose(0, 1).reshape(end - start, -1)
     kv = KvShape(heads=((heads, width),), num_blocks=len(order), block_size=block, dtype=dtype)
-    for backend in (native, REFERENCE):
+    backends: tuple[Backend, ...] = (native, REFERENCE)
+    for backend in backends:
         cache, plan = backend.allocate_kv(kv), backend.plan(layout, block)
         queries = backend.rope_append(qkv.clone(), None, cache, 0, shape, plan)
         found = backend.attend(queries, cache, 0, shape, plan, torch.empty(rows, heads * width, dtype=dtype))
