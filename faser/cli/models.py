@@ -217,9 +217,7 @@ def families_text() -> str:
         (each.name, ", ".join(filter(None, (each.architecture, each.classifier))), ", ".join(each.examples))
         for each in ENCODERS
     ]
-    lines += [
-        "  " + line for each in of_encoders for line in _lines((each[0], f"{each[1]}: {each[2]}"), widths[:1])
-    ]
+    lines += [line for each in of_encoders for line in _lines((each[0], f"{each[1]}: {each[2]}"), widths[:1])]
     lines += ["", "Of one model: faser models MODEL"]
     return "\n".join(lines)
 
