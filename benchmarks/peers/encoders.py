@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def _faser(given: Any, dtype: str) -> Recipe:
         *(sys.executable, "-m", "faser", "serve", str(given.model), "--served-model-name", "bench"),
         *("--dtype", dtype, "--num-threads", str(given.threads), "--port", str(port)),
     )
-    return _recipe(f"faser-{dtype}", command, port, given)
+    return _recipe(f"faser-{dtype}", command, port)
 
 
 def _llamacpp(given: Any) -> Recipe:
@@ -200,11 +201,11 @@ def _llamacpp(given: Any) -> Recipe:
         *("--threads", str(given.threads), "--threads-batch", str(given.threads), "--port", str(port)),
         *("--parallel", "16", "--ctx-size", str(16 * tokens), "--batch-size", "2048", "--ubatch-size", "2048"),
     )
-    return _recipe("llamacpp", command, port, given)
+    return _recipe("llamacpp", command, port)
 
 
-def _recipe(name: str, command: tuple[str, ...], port: int, given: Any) -> Recipe:
-    log = given.out.parent / f".encoders-{name}.log"
+def _recipe(name: str, command: tuple[str, ...], port: int) -> Recipe:
+    log = Path(tempfile.gettempdir(), f"encoders-{name}.log")
     return Recipe(name=name, command=command, base_url=f"http://127.0.0.1:{port}", log_path=log)
 
 
