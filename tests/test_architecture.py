@@ -34,6 +34,7 @@ class Layer(Enum):
     EXECUTION = ("engine.execution",)
     ENGINE = (
         "engine.engine",
+        "engine.encoder_engine",
         "engine.audit",
         "engine.gap_timer",
         "engine.build",

@@ -6,18 +6,21 @@ whose weights are not read. `faser serve` tells the same of the model that it se
 """
 
 import json
+import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from faser.cli.memory import USUAL_GPUS, show_memory
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
 from faser.engine.checkpoints.adapter import CONFIG, open_adapter
+from faser.engine.checkpoints.encoders import ENCODERS, EncoderConfig, checked_names, find_encoder, read_encoder
+from faser.engine.checkpoints.encoders.spec import EncoderFamily, tensor_shapes
 from faser.engine.checkpoints.families import FAMILIES, find_family
 from faser.engine.checkpoints.families.family import Family
 from faser.engine.checkpoints.files import (
@@ -31,7 +34,7 @@ from faser.engine.checkpoints.files import (
 from faser.engine.checkpoints.gguf.file import READABLE, GgufFile
 from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
-from faser.engine.checkpoints.stored import StoredWeights, stored_weights
+from faser.engine.checkpoints.stored import StoredWeights, stored_floats, stored_weights
 from faser.errors import ModelError
 from faser.optional import given, maybe
 from faser.types.engine import ModelInfo
@@ -54,6 +57,7 @@ Weights are not read, and without --memory no network is used. The exit status i
 with --memory 0 if FASER knows the model."""
 
 T = TypeVar("T")
+_ALL: tuple[Family | EncoderFamily, ...] = (*FAMILIES, *ENCODERS)
 _WIDTH = 100
 _ANY_RANK = 1 << 30
 _PAGE_WIDTH = 115
@@ -77,7 +81,19 @@ Notes (for families that have run on a GPU, see [gpu.md](gpu.md#what-was-checked
 {notes}
 
 Of Qwen2.5-VL, Qwen3-VL, Qwen3.5, Gemma 3, Gemma 4 and Mistral 3 checkpoints that also read images the text half is
-served. Encoders, other mixtures of experts, and whatever else is not in the table are refused by name.
+served. Other mixtures of experts, and whatever else is in neither table, are refused by name.
+
+## Encoders
+
+Encoders generate no text. They serve [`/v1/embeddings`, `/v1/rerank` and `/v1/score`](dialects.md#encoders),
+from safetensors; their GGUF files are refused by name. A cross-encoder has one label and serves `/v1/rerank` and
+`/v1/score` alone. Heads that guess words are not read.
+
+{encoders}
+
+Notes:
+
+{encoder_notes}
 
 ## Formats
 
@@ -106,7 +122,8 @@ those of Phi-3 with sentencepiece do, no others.
 ## What is tested
 
 Every family is compared with transformers, on tiny models with seeded weights: the logits of every position, and
-greedy tokens through the paged cache (`tests/engine/checkpoints/test_families.py`). GGUF files are held against
+greedy tokens through the paged cache (`tests/engine/checkpoints/test_families.py`); of encoders the vectors and
+the logits of pairs (`tests/engine/test_encoder_engine.py`). GGUF files are held against
 the library that writes them (`tests/engine/checkpoints/gguf/`). These real weights have been served:
 
 {served}
@@ -119,7 +136,8 @@ To add a family: [What to change](architecture.md#what-to-change).
 class ModelReport:
     """Facts from a model's files. problems: reasons why it does not load; empty: it does.
 
-    weight_bytes: of the files. max_model_len: the longest context in tokens. None: the files do not say it.
+    weight_bytes: of the files. max_model_len: the longest context in tokens. makes: of an encoder: embeddings, or
+    scores of pairs. None: the files do not say it.
     """
 
     model: str
@@ -131,6 +149,7 @@ class ModelReport:
     weight_bytes: int | None = None
     max_model_len: int | None = None
     chat_template: bool | None = None
+    makes: str | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -171,6 +190,12 @@ def models(arguments: Sequence[str]) -> int:
 def _families_json() -> str:
     fields = ("name", "architecture", "model_type", "gguf", "tool_parsers", "examples", "files", "note")
     found = [{name: getattr(each, name) for name in fields} | {"formats": _formats(each)} for each in FAMILIES]
+    found += [
+        {"name": each.name, "architecture": each.architecture, "model_type": each.model_type}
+        | {"gguf": (), "tool_parsers": (), "examples": each.examples, "files": each.files, "note": each.note}
+        | {"formats": ["safetensors"], "cross_encoder": each.classifier}
+        for each in ENCODERS
+    ]
     return json.dumps(found, indent=2)
 
 
@@ -198,7 +223,13 @@ def families_text() -> str:
     for name, families in sorted(by_format.items()):
         lines += ["  " + line for line in _lines((name, ", ".join(families)), widths[:1])]
     lines += ["Tested: every family against transformers, on tiny models. Served with real weights:"]
-    lines += [f"  {each.name:<{widths[0]}}  {file}" for each in FAMILIES for file in each.files]
+    lines += [f"  {each.name:<{widths[0]}}  {file}" for each in _ALL for file in each.files]
+    lines += ["Encoders, for embeddings and reranking:"]
+    of_encoders = [
+        (each.name, ", ".join(filter(None, (each.architecture, each.classifier))), ", ".join(each.examples))
+        for each in ENCODERS
+    ]
+    lines += [line for each in of_encoders for line in _lines((each[0], f"{each[1]}: {each[2]}"), widths[:1])]
     lines += ["", "Of one model: faser models MODEL"]
     return "\n".join(lines)
 
@@ -229,8 +260,23 @@ def markdown() -> str:
         splittings="\n".join(textwrap.wrap(splittings, _PAGE_WIDTH, break_on_hyphens=False)),
         table="\n".join(rows),
         notes="\n".join(f"- {each.name}: {each.note}" for each in FAMILIES if each.note),
-        served="\n".join(f"- {file}" for each in FAMILIES for file in each.files),
+        served="\n".join(f"- {file}" for each in _ALL for file in each.files),
+        encoders="\n".join(_encoder_rows()),
+        encoder_notes="\n".join(f"- {each.name}: {each.note}" for each in ENCODERS if each.note),
     ).rstrip()
+
+
+def _encoder_rows() -> list[str]:
+    rows = [
+        "| family | embeddings | cross-encoder | models, among others | real weights |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for each in ENCODERS:
+        classes = [f"`{name}`" for name in (each.architecture, each.masked) if name is not None]
+        classifier = f"`{each.classifier}`" if each.classifier else "no"
+        files, examples = "; ".join(each.files) or "no", ", ".join(each.examples)
+        rows.append(f"| {each.name} | {', '.join(classes)} | {classifier} | {examples} | {files} |")
+    return rows
 
 
 def report(model: str, revision: str | None = None) -> ModelReport:
@@ -265,6 +311,8 @@ def inspect(path: Path, model: str) -> ModelReport:
     if problems:
         return ModelReport(model=model, path=str(path), problems=tuple(problems))
     content = tried(lambda: read_config(path)) or {}
+    if content and path.is_dir() and find_encoder(content) is not None:
+        return _inspect_encoder(path, model, tried, problems)
     family = tried(lambda: find_family(content)) if content else None
     config = tried(lambda: read_model_config(path)) if family else None
     tried(lambda: check_source(str(path), None))
@@ -343,6 +391,43 @@ def _report_adapter(adapter: str, *, as_json: bool) -> int:
     return 2 if found.problem else 0
 
 
+class _Tried(Protocol):
+    """Returns what a call gives, or None for its ModelError."""
+
+    def __call__(self, ask: Callable[[], T], /) -> T | None: ...
+
+
+def _inspect_encoder(path: Path, model: str, tried: _Tried, problems: list[str]) -> ModelReport:
+    """Describe the checkpoint of an encoder. tried: adds an error to problems."""
+    from faser.engine.checkpoints.embedder import read_encoder_embedder
+    from faser.engine.text.tokenizer import load_tokenizer
+
+    config = tried(lambda: read_encoder(path))
+    if config is None:
+        return ModelReport(model=model, path=str(path), problems=tuple(problems))
+    tried(lambda: check_source(str(path), None))
+    tried(lambda: checked_names(path, config))
+    tried(lambda: read_encoder_embedder(path, judges_pairs=config.is_classifier, raw_scores=config.raw_scores))
+    tried(lambda: load_tokenizer(path))
+    stored = stored_floats(path, config.dtype)
+    return ModelReport(
+        model=model,
+        path=str(path),
+        family=config.family.name,
+        architecture=config.architecture,
+        parameters=None if problems else _encoder_parameters(config),
+        weights=stored.form,
+        weight_bytes=stored.num_bytes,
+        max_model_len=config.max_tokens,
+        makes="scores of pairs" if config.is_classifier else "embeddings",
+        problems=tuple(problems),
+    )
+
+
+def _encoder_parameters(config: EncoderConfig) -> int:
+    return sum(map(math.prod, tensor_shapes(config.spec).values()))
+
+
 def _num_parameters(config: ModelConfig) -> int:
     from faser.engine.execution.models.tensors import num_parameters
 
@@ -381,6 +466,7 @@ def _report_text(found: ModelReport) -> str:
             "parameters": maybe(show_count, found.parameters),
             "weights": maybe(lambda size: f"{found.weights}, {show_bytes(size)}", found.weight_bytes),
             "context": maybe("{} tokens".format, found.max_model_len),
+            "makes": found.makes,
             "chat": maybe({True: "yes", False: "no: the model has no chat template"}.get, found.chat_template),
         }
     )
@@ -394,23 +480,32 @@ def _report_text(found: ModelReport) -> str:
 class ServedModel:
     """Facts from the files of the served model."""
 
-    family: Family
+    name: str
+    architecture: str
     stored: StoredWeights
 
     @classmethod
     def of(cls, path: Path) -> "ServedModel":
         """path: of a directory or a GGUF file. Raises ModelError for a model that FASER does not know."""
-        return cls(find_family(read_config(path)), stored_weights(path, read_model_config(path)))
+        if (encoder := read_encoder(path)) is not None:
+            return cls(encoder.family.name, encoder.architecture, stored_floats(path, encoder.dtype))
+        family = find_family(read_config(path))
+        return cls(family.name, family.architecture, stored_weights(path, read_model_config(path)))
 
 
 def model_line(served: ServedModel, info: ModelInfo) -> str:
     """Return the line in which `faser serve` describes the model that it has loaded."""
-    family, stored = served.family, served.stored
-    tokens = info.num_blocks * info.block_size
+    stored, tokens = served.stored, info.num_blocks * info.block_size
+    described = (
+        f"{served.name} ({served.architecture}) · {show_count(info.num_parameters)} parameters · {stored.form}, "
+        f"{show_bytes(stored.num_bytes)} on disk, {show_bytes(info.weight_bytes)} in memory"
+    )
+    if info.embedder.is_encoder:
+        makes = "scores of pairs" if info.embedder.judges_pairs else f"embeddings of {info.hidden_size} numbers"
+        return f"{described} · {makes}, texts of up to {info.max_model_len} tokens"
     return (
-        f"{family.name} ({family.architecture}) · {show_count(info.num_parameters)} parameters · {stored.form}, "
-        f"{show_bytes(stored.num_bytes)} on disk, {show_bytes(info.weight_bytes)} in memory · KV cache: "
-        f"{tokens:,} tokens ({tokens / info.max_model_len:.3g} x the {info.max_model_len}-token context)"
+        f"{described} · KV cache: {tokens:,} tokens ({tokens / info.max_model_len:.3g} x the "
+        f"{info.max_model_len}-token context)"
     )
 
 

@@ -179,10 +179,12 @@ def serve_on(
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
     """Return the line that tells the operator that the server is ready."""
-    tokens = info.num_blocks * info.block_size
     stored = "" if info.kv_cache_dtype == info.dtype else f" in {info.kv_cache_dtype}"
+    room = f"{info.num_blocks * info.block_size} KV tokens{stored}"
+    if info.embedder.is_encoder:
+        room = f"texts of {info.max_model_len} tokens"
     return (
-        f"ready at {url} · {model} · {info.dtype} · {tokens} KV tokens{stored} · "
+        f"ready at {url} · {model} · {info.dtype} · {room} · "
         f"{threads} thread{'s' if threads > 1 else ''} ({info.backend}) · {time.monotonic() - began_s:.1f} s"
     )
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from faser.config.engine import KV_CACHE_DIR_ON_GPU, EngineConfig
 from faser.engine.audit import Auditor
 from faser.engine.checkpoints.blocks import BlockSpec
+from faser.engine.checkpoints.encoders import read_encoder
 from faser.engine.contract.native_acceptance import MakeNativeAcceptance, Texts
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.adapters import AdapterSlots
 from faser.engine.control.clock import Clock, WallClock
+from faser.engine.control.encoding import EncoderScheduler
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk
 from faser.engine.control.kv_file import KvFile
@@ -27,6 +29,7 @@ from faser.engine.control.speculation.learned_file import LearnedFile
 from faser.engine.control.speculation.overlap import OverlapOptions
 from faser.engine.control.state_snapshots import StateSnapshots
 from faser.engine.control.step_cost import CostModel
+from faser.engine.encoder_engine import EncoderEngine, StepLoop
 from faser.engine.engine import Engine
 from faser.engine.execution.drafting.registry import load_index
 from faser.engine.execution.model_executor import ModelExecutor
@@ -34,6 +37,7 @@ from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import resolve_device
+from faser.engine.execution.startup.encoder import load_encoder_parts
 from faser.engine.execution.startup.executor import EngineParts, WrapDrafter, load_parts, make_executor
 from faser.engine.execution.startup.memory import refused_allocations
 from faser.engine.execution.startup.model_key import model_key
@@ -66,6 +70,22 @@ class Built:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
+
+
+def build_served(config: EngineConfig, directory: Path, report: ProgressCallback) -> tuple[StepLoop, ModelInfo]:
+    """The engine that serves the model in directory: of an encoder, or of a model that generates."""
+    if (encoder := read_encoder(directory)) is None:
+        return build_engine(config, directory, report)
+    with refused_allocations(config):
+        parts = load_encoder_parts(config, directory, encoder, report)
+    scheduler = EncoderScheduler(
+        WallClock(),
+        max_texts=parts.config.max_num_seqs,
+        max_tokens=parts.config.max_num_batched_tokens,
+        max_model_len=parts.info.max_model_len,
+        by_priority=parts.config.scheduling_policy == "priority",
+    )
+    return EncoderEngine(scheduler, parts.executor), parts.info
 
 
 def build_engine(

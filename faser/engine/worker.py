@@ -42,7 +42,7 @@ from faser.engine.contract.messages import (
     frame,
     receive,
 )
-from faser.engine.engine import Engine
+from faser.engine.encoder_engine import StepLoop
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, OverloadError, RequestError
 from faser.logs import ENGINE, start_logging
@@ -79,7 +79,7 @@ class StatsReport:
     now: the clock, in seconds. watched: they leave after every step.
     """
 
-    def __init__(self, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: StepLoop, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._now = now
         self._due_s = self._pace_due_s = now()
@@ -159,9 +159,9 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
         engine.close()
 
 
-def _load(connection: socket.socket, configure: Configure, told_to_end: threading.Event) -> Engine:
+def _load(connection: socket.socket, configure: Configure, told_to_end: threading.Event) -> StepLoop:
     """Raises _LoadingStopped soon after told_to_end is set; downloads and compilers end with it."""
-    from faser.engine.build import build_engine  # torch is imported here, after the socket is served
+    from faser.engine.build import build_served  # torch is imported here, after the socket is served
 
     def report(stage: str, done: int, total: int) -> None:
         if told_to_end.is_set():
@@ -171,13 +171,13 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
         except ConnectionError:
             raise _LoadingStopped from None
 
-    engine, info = build_engine(configure.config, Path(configure.directory), report)
+    engine, info = build_served(configure.config, Path(configure.directory), report)
     _send(connection, Loaded(info))
     return engine
 
 
 def _take_messages(
-    engine: Engine,
+    engine: StepLoop,
     inbox: _Inbox,
     preparation: Preparation,
     loads: AdapterLoads,
@@ -232,7 +232,7 @@ def _take_messages(
         block = False
 
 
-def _add(engine: Engine, request: Request, aborts: Iterable[Abort], connection: socket.socket) -> None:
+def _add(engine: StepLoop, request: Request, aborts: Iterable[Abort], connection: socket.socket) -> None:
     """Add a request but for those of its samples that have been aborted meanwhile."""
     try:
         engine.add(request)
@@ -242,7 +242,7 @@ def _add(engine: Engine, request: Request, aborts: Iterable[Abort], connection: 
         engine.abort(abort.request_id, abort.index)
 
 
-def _end_load(engine: Engine, ended: LoadEnded, connection: socket.socket) -> None:
+def _end_load(engine: StepLoop, ended: LoadEnded, connection: socket.socket) -> None:
     """An adapter is in memory, or cannot be: add the requests that waited for it, or reject them."""
     if ended.answers:
         _send(connection, AdapterLoaded(ended.adapter.digest, maybe(str, ended.error)))

@@ -6,7 +6,6 @@ Written to be read, not to be fast. A row may get other bits in another batch, a
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from faser.kernels.interface.adapters import TorchAdapters
 from faser.kernels.interface.blocks import Experts
+from faser.kernels.interface.encoders import ONE_INPUT, TorchEncoderKernels
 from faser.kernels.interface.experts import experts_one_by_one
 from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
@@ -24,11 +24,6 @@ from faser.kernels.interface.mixers import Mixer, MixerShape, StateShape, StateS
 from faser.kernels.interface.sampling import SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, DeviceLane, Processors, RowLayout
 from faser.types.activation import Activation
-
-_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
-    Activation.SILU: functional.silu,
-    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +71,7 @@ class _TorchPlan:
     slots: Tensor  # [R] int64: block * block_size + offset
     spans: tuple[tuple[int, int, int], ...]  # (first row, end row, seq_len) of each sequence
     block_tables: tuple[Tensor, ...]  # per sequence, the blocks that hold seq_len positions
+    seen_to: Tensor | None  # [R] int64: see RowLayout
 
 
 class TorchBackend:
@@ -90,6 +86,7 @@ class TorchBackend:
         self.mixtures = SeparateMixtures(self)
         self.blocks = SeparateBlocks(self)
         self.layers = SeparateLayers(self, self.blocks)
+        self.encoder_kernels = TorchEncoderKernels()
         self.head_drafting = None
         self.block_drafting = None
         self.graph_capture = None
@@ -203,6 +200,7 @@ class TorchBackend:
             (blocks * block_size + positions % block_size).to(self.device),
             tuple(zip(starts, starts[1:], lengths, strict=False)),
             tables,
+            None if layout.seen_to is None else layout.seen_to.long().to(self.device),
         )
 
     def rope_append(
@@ -256,7 +254,7 @@ class TorchBackend:
             queries = queries.to(keys.dtype)
             rows = torch.arange(length - (end - start), length, device=self.device)[:, None]
             columns = torch.arange(length, device=self.device)[None, :]
-            seen = columns <= rows
+            seen = columns <= (rows if plan.seen_to is None else plan.seen_to[start:end, None])
             if shape.window is not None:
                 seen &= columns > rows - shape.window
             mixed = _attention(queries, keys, values, seen, shape, sinks)
@@ -273,7 +271,7 @@ class TorchBackend:
         if activation is Activation.SWIGLU_OAI:
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             return torch.mul(gate * torch.sigmoid(1.702 * gate), up + 1, out=out)
-        return torch.mul(_GATES[activation](gate), up, out=out)
+        return torch.mul(ONE_INPUT[activation](gate), up, out=out)
 
     def count_experts(self) -> Callable[[], int]:
         count = self.experts_read

@@ -1,6 +1,7 @@
 """`faser models`: the table of families, and what is said of one model, which loads or does not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from gguf import LlamaFileType
 from faser.cli.main import main
 from faser.cli.memory import show_memory
 from faser.cli.models import ServedModel, families_text, markdown, model_line, report, show_count
+from faser.engine.checkpoints.encoders import ENCODERS
 from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.stored import RECIPES
+from faser.types.pooling import Embedder
 from tests.checkpoints import tiny_llama_config, write_json
 from tests.cli.small_server import INFO
 from tests.engine.checkpoints.adapter_files import (
@@ -20,6 +23,7 @@ from tests.engine.checkpoints.adapter_files import (
     write_adapter,
     write_gguf_adapter,
 )
+from tests.engine.checkpoints.encoder_models import write_encoder
 from tests.engine.checkpoints.fp8_checkpoints import compressed_tensors
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 
@@ -177,6 +181,30 @@ def test_a_server_tells_what_it_serves_and_what_its_cache_holds(tiny_checkpoint:
     said = model_line(ServedModel.of(tiny_checkpoint), INFO)  # 4 blocks of 16 tokens
     assert said.startswith("Llama (LlamaForCausalLM) · 1 parameters · float32, ")
     assert said.endswith(" on disk, 1B in memory · KV cache: 64 tokens (8 x the 8-token context)")
+
+
+def test_an_encoder_is_described_by_what_it_makes(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert", labels=1)
+    found = report(str(tmp_path))
+    assert (found.family, found.architecture) == ("BERT", "BertForSequenceClassification")
+    assert (found.makes, found.max_model_len, found.problems) == ("scores of pairs", 202, ())
+    info = replace(INFO, embedder=Embedder(is_encoder=True), hidden_size=64, max_model_len=202)
+    said = model_line(ServedModel.of(tmp_path), info)
+    assert said.endswith(" in memory · embeddings of 64 numbers, texts of up to 202 tokens")
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {"intermediate_size": 100})
+    write_json(tmp_path / "modules.json", [{"type": "a.Dense", "path": "2_Dense"}])
+    shape, module = report(str(tmp_path)).problems
+    assert "intermediate.dense.weight has the shape (96, 64); its config describes (100, 64)" in shape
+    assert "module 'Dense'" in module
+
+
+def test_encoders_are_listed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {each["architecture"]: each for each in told(capsys)}
+    assert found["BertModel"]["cross_encoder"] == "BertForSequenceClassification"
+    for family in ENCODERS:
+        assert family.architecture in families_text()
+        assert family.examples[0] in markdown()
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def embeddings_router(service: Service) -> APIRouter:
     async def create_embeddings(http: Request) -> Response:
         body = await service.read(http, EmbeddingBody)
         info = check_body(service, body, http)
+        if info.embedder.judges_pairs:
+            raise RequestError(
+                "this model is a cross-encoder, which judges pairs of texts and makes no embeddings; it serves "
+                "/v1/rerank and /v1/score",
+                param="model",
+            )
         size = _size(body, info)
         sources, field = _sources(service, body, info.embedder)
         special = body.messages is None

@@ -40,7 +40,18 @@ def check_shared_fields(
     if body.request_id is not None:
         set_request_id(http.scope, body.request_id, "request_id")
     service.model_name(body.model)
-    return service.ready_info()
+    info = service.ready_info()
+    if info.embedder.is_encoder:
+        raise RequestError(
+            "this model is an encoder, which generates no text; it serves "
+            + (
+                "/v1/rerank and /v1/score"
+                if info.embedder.judges_pairs
+                else "/v1/embeddings, /v1/rerank, /v1/score"
+            ),
+            param="model",
+        )
+    return info
 
 
 def tokenization_rules(

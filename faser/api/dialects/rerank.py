@@ -1,7 +1,8 @@
 """POST /rerank and /score, as vLLM, Jina and Cohere have them: how well documents fit a query.
 
 A model that judges (Embedder.score_token_ids) reads query and document together and says yes or no; the score is
-the probability of yes. For every other model it is the cosine of two embeddings.
+the probability of yes. A cross-encoder (Embedder.judges_pairs) reads them together too, and its logit says how
+well they fit. For every other model it is the cosine of two embeddings.
 """
 
 import time
@@ -17,7 +18,16 @@ from starlette.responses import Response
 from faser.api.bodies.body import shown
 from faser.api.bodies.fields import Flag, Integer
 from faser.api.bodies.openapi import BODY_ERRORS, answers, json_body
-from faser.api.dialects.vectors import Floats, PoolingBody, check_body, pool, tokenized, unit, usage
+from faser.api.dialects.vectors import (
+    Floats,
+    PoolingBody,
+    check_body,
+    pool,
+    tokenized,
+    tokenized_pairs,
+    unit,
+    usage,
+)
 from faser.api.middleware.outer import get_request_id
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.api.requests.service import Service
@@ -133,8 +143,14 @@ async def _scores(
 ) -> tuple[Floats, list[TokenizedPrompt]]:
     """Return the score of each document, [N], and the prompts that were read. queries: one, or as many."""
     embedder = info.embedder
+    asked = [*queries] * (len(documents) if len(queries) == 1 else 1)
+    if embedder.judges_pairs:
+        _refuse_instruction(body, "this one is a cross-encoder, which reads a query and a document")
+        pairs = list(zip(asked, documents, strict=True))
+        prompts = await tokenized_pairs(service, body, info, pairs, field)
+        found = (await pool(service, body, http, prompts, Pooling(kind=embedder.kind), field))[:, 0]
+        return found if embedder.raw_scores or body.use_activation is False else _sigmoid(found), prompts
     if embedder.score_token_ids:
-        asked = [*queries] * (len(documents) if len(queries) == 1 else 1)
         pairs = list(zip(asked, documents, strict=True))
         if body.truncate_prompt_tokens is not None:
             raise RequestError(
@@ -148,15 +164,17 @@ async def _scores(
         logits = await pool(service, body, http, prompts, pooling, field)
         odds = logits[:, 0] - logits[:, 1] if logits.shape[1] > 1 else logits[:, 0]
         return odds if body.use_activation is False else _sigmoid(odds), prompts
-    if body.instruction is not None:
-        raise RequestError(
-            "instruction is for models that judge; this one compares embeddings", param="instruction"
-        )
+    _refuse_instruction(body, "this one compares embeddings")
     texts = [_prefixed(embedder, "query", each) for each in queries]
     texts += [_prefixed(embedder, "document", each) for each in documents]
     prompts = await tokenized(service, body, info, texts, field)
     vectors = unit(await pool(service, body, http, prompts, Pooling(kind=embedder.kind), field))
     return (vectors[: len(queries)] * vectors[len(queries) :]).sum(axis=1), prompts
+
+
+def _refuse_instruction(body: ScoresBody, why: str) -> None:
+    if body.instruction is not None:
+        raise RequestError(f"instruction is for models that judge with words; {why}", param="instruction")
 
 
 def _judged(service: Service, query: str, document: str, instruction: str | None) -> str:

@@ -71,11 +71,15 @@ def count_chars(values: Iterable[Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPrompt:
-    """text: as the client sent it; None if the client sent token ids. tail: as Request.prompt_tail."""
+    """text: as the client sent it; None if the client sent token ids. tail: as Request.prompt_tail.
+
+    second_from: of a pair, as Pooling.second_from.
+    """
 
     text: str | None
     token_ids: tuple[int, ...]
     tail: int | None = None
+    second_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,8 @@ def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: Tokenization
     else:
         text = source
         _refuse(excess(text, tokenizer, rules.limit), rules)
-    token_ids = encode(text, tokenizer, field=rules.field, add_special_tokens=rules.add_special_tokens)
+    most = rules.truncate if rules.keeps_start else None
+    token_ids = encode(text, tokenizer, field=rules.field, add_special_tokens=rules.add_special_tokens, most=most)
     if not token_ids:
         raise RequestError(
             "the prompt is empty: it has 0 tokens, special tokens included; it must have at least 1",
@@ -190,10 +195,36 @@ def _tokenize_prediction(text: str, tokenizer: Tokenizer, limit: int) -> tuple[i
     )
 
 
-def encode(text: str, tokenizer: Tokenizer, *, field: str, add_special_tokens: bool) -> list[int]:
-    """The token ids of a text. Raises RequestError whose param is field for a text that is not Unicode."""
+async def tokenize_pairs(
+    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, rules: TokenizationRules, worker: TextWorker
+) -> list[TokenizedPrompt]:
+    """Tokenise the pairs of a cross-encoder, one prompt each. Raises RequestError for a pair that is too long."""
+    num_chars = sum(len(first) + len(second) for first, second in pairs)
+    return await worker.run(num_chars, lambda: [_tokenize_pair(*pair, tokenizer, rules) for pair in pairs])
+
+
+def _tokenize_pair(first: str, second: str, tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:
+    if rules.truncate is None:
+        for text in (first, second):
+            _refuse(excess(text, tokenizer, rules.limit), rules)
+    else:
+        first, second = (tokenizer.start_of(each, rules.truncate) for each in (first, second))
     try:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids, second_from = tokenizer.encode_pair(first, second, most=rules.truncate)
+    except RequestError as error:
+        raise RequestError(str(error), param=rules.field) from None
+    return TokenizedPrompt(text=None, token_ids=_kept(token_ids, rules), second_from=second_from)
+
+
+def encode(
+    text: str, tokenizer: Tokenizer, *, field: str, add_special_tokens: bool, most: int | None = None
+) -> list[int]:
+    """Return the token ids of a text; most: as in Tokenizer.encode.
+
+    Raises RequestError whose param is field for a text that is not Unicode.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
     except RequestError as error:
         raise RequestError(str(error), param=field) from None
 

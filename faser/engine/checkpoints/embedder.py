@@ -10,6 +10,7 @@ checkpoint without any of this has the defaults of Embedder.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,44 @@ from faser.files import parse_json
 from faser.types.pooling import Embedder, PoolingKind
 
 _MODULES, _PROMPTS, _CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
-EMBEDDER_FILES = (_MODULES, _PROMPTS, "[0-9]_*/config.json")  # as patterns of a repository
+# As patterns of a repository.
+EMBEDDER_FILES = (_MODULES, _PROMPTS, "sentence_bert_config.json", "[0-9]_*/config.json")
 
 # Older files have a flag for each kind, newer ones a name.
-_FLAGS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
-_KINDS = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN}
+_FLAGS = {
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+_KINDS = {"lasttoken": PoolingKind.LAST, "mean": PoolingKind.MEAN, "cls": PoolingKind.CLS}
 
 
 def read_embedder(path: Path) -> Embedder:
-    """Read how the checkpoint in a directory, or of a GGUF file, makes embeddings.
+    """Read how the checkpoint of a model that generates makes embeddings. path: a directory, or a GGUF file.
 
     Raises ModelError that names the file and what FASER does not compute.
     """
     if not path.is_dir():
         return Embedder()
+    found = _read_embedder(path, {})
+    if found.kind is PoolingKind.CLS:
+        raise ModelError(f"{path} pools the first token, which sees no other one in a model that generates")
+    return found
+
+
+def read_encoder_embedder(path: Path, *, judges_pairs: bool, raw_scores: bool) -> Embedder:
+    """Read how an encoder's checkpoint in a directory makes embeddings. Raises ModelError as read_embedder does.
+
+    Without modules.json the vector is that of the first token, as in vLLM, scaled to length 1.
+    """
+    found = _read_embedder(path, {"kind": PoolingKind.CLS})
+    return replace(found, is_encoder=True, judges_pairs=judges_pairs, raw_scores=raw_scores, score_token_ids=())
+
+
+def _read_embedder(path: Path, defaults: Mapping[str, Any]) -> Embedder:
     config = _read(path / _CONFIG) or {}
     fields: dict[str, Any] = {
+        **defaults,
         "is_matryoshka": bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions")),
         "dimensions": _integers(config.get("matryoshka_dimensions")),
     }
@@ -81,7 +104,10 @@ def _pooling_kind(file: Path, config: Mapping[str, Any]) -> PoolingKind:
     others = [each for each in config if each.startswith("pooling_mode_") and config[each] and each not in _FLAGS]
     if others or len(named) != 1 or named[0] not in _KINDS:
         stated = ", ".join([*others, *map(str, named)]) or "no mode"
-        raise ModelError(f"{file} states {stated}; FASER pools the last token, or the mean of all tokens")
+        raise ModelError(
+            f"{file} states {stated}; FASER pools the last token, the mean of all tokens, "
+            "or the first one of an encoder"
+        )
     return _KINDS[named[0]]
 
 

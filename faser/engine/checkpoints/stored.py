@@ -36,7 +36,7 @@ def stored_weights(path: Path, config: ModelConfig) -> StoredWeights:
     if (file := gguf_file(path)) is not None:
         opened = GgufFile(file)
         return StoredWeights(form=f"GGUF {_recipe(opened)}", num_bytes=opened.num_bytes)
-    num_bytes = sum(each.stat().st_size for each in path.glob("*.safetensors"))
+    num_bytes = safetensors_bytes(path)
     match config.quantization:
         case StoredFp8(method=method):
             form = "fp8" if method == "fp8" else f"fp8 ({method})"
@@ -45,8 +45,18 @@ def stored_weights(path: Path, config: ModelConfig) -> StoredWeights:
         case StoredMxfp4(method=method):
             form = f"{method} experts"
         case None:
-            form = _floats(path) or config.dtype or "floats"
+            return stored_floats(path, config.dtype)
     return StoredWeights(form=form, num_bytes=num_bytes)
+
+
+def stored_floats(path: Path, dtype: str | None) -> StoredWeights:
+    """Describe weights in safetensors files that are not quantised. dtype: as its config.json states it."""
+    return StoredWeights(form=_floats(path) or dtype or "floats", num_bytes=safetensors_bytes(path))
+
+
+def safetensors_bytes(path: Path) -> int:
+    """Return the bytes of the safetensors files in a directory."""
+    return sum(each.stat().st_size for each in path.glob("*.safetensors"))
 
 
 def _recipe(file: GgufFile) -> str:

@@ -6,6 +6,7 @@ same text. Knows neither the model nor HTTP.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -52,16 +53,44 @@ class Tokenizer:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._length_bound = LengthBound.of(core, spelling)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Token ids of a text. Special tokens written out in the text are recognised.
 
         add_special_tokens: also add the tokens with which the checkpoint begins or ends a text, such as BOS.
+        most: how many ids are kept; the text's last tokens go, the added ones stay.
         Raises RequestError for a lone surrogate, which has no UTF-8, and for text that the vocabulary lacks.
         """
+        found = self._encoding(text, add_special_tokens=add_special_tokens and most is None)
+        if most is not None:
+            added = self._core.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+            found.truncate(max(most - added, 0))
+            found = self._core.post_process(found, None, add_special_tokens)
+        ids: list[int] = found.ids[:most]
+        return ids
+
+    def encode_pair(self, first: str, second: str, *, most: int | None = None) -> tuple[list[int], int | None]:
+        """Token ids of a pair with the checkpoint's special tokens, and where those of the second type begin.
+
+        None: all have one type. most: how many ids are kept: tokens go from the end of the longer text, as long as
+        it is longer. Raises RequestError as encode does.
+        """
+        one, two = (self._encoding(text, add_special_tokens=False) for text in (first, second))
+        if most is not None:
+            room = max(most - self._core.num_special_tokens_to_add(is_pair=True), 0)
+            shorter, longer = sorted((one, two), key=lambda each: len(each.ids))
+            if len(shorter.ids) + len(longer.ids) > room:
+                kept = min(len(shorter.ids), room // 2)
+                shorter.truncate(kept)
+                longer.truncate(room - kept)
+        pair = self._core.post_process(one, two, True)
+        types: list[int] = pair.type_ids
+        return pair.ids[:most], types.index(1) if 1 in types else None
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Any:
+        """Encode a text with the library. Raises RequestError as encode does."""
         try:
             # A batch of one, because encode() holds the interpreter lock and would block all other requests.
             (encoded,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids: list[int] = encoded.ids
         except TypeError:
             char, at = next((char, at) for at, char in enumerate(text) if "\ud800" <= char <= "\udfff")
             raise RequestError(
@@ -69,7 +98,7 @@ class Tokenizer:
             ) from None
         except Exception as error:  # the library raises plain Exception, as for text that the vocabulary lacks
             raise RequestError(f"the tokenizer cannot encode this text: {error}") from None
-        return ids
+        return encoded
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; U+FFFD replaces bytes that are not UTF-8. Ids without a token are skipped."""

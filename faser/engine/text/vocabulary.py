@@ -28,10 +28,12 @@ _SHORT_CHARS = 1 << 16
 class TokenSpelling:
     """From a token as a vocabulary writes it to the bytes that it represents.
 
-    Two spellings are supported. Byte-level BPE (GPT-2's) writes every byte as one printable character.
+    Three spellings are supported. Byte-level BPE (GPT-2's) writes every byte as one printable character.
     Sentencepiece writes a space as U+2581, and with byte_fallback a byte outside the vocabulary as <0xE2>.
+    WordPiece (BERT's) marks tokens that continue a word.
 
-    replacements: (written, meant), in order of application.
+    replacements: (written, meant), in order of application. continues: before a token that continues a word, where
+    the others begin with a space; None: there is no such mark.
     leading_spaces: number of spaces that the tokenizer adds at the start of a text.
     """
 
@@ -39,6 +41,7 @@ class TokenSpelling:
     byte_fallback: bool = False
     replacements: tuple[tuple[str, str], ...] = ()
     leading_spaces: int = 0
+    continues: str | None = None
 
     @classmethod
     def of(cls, core: tokenizers.Tokenizer) -> "TokenSpelling":
@@ -46,6 +49,7 @@ class TokenSpelling:
         byte_level = byte_fallback = False
         replacements: list[tuple[str, str]] = []
         leading_spaces = 0
+        continues: str | None = None
         steps = component_steps(core.decoder, "decoders")
         for step in steps:
             match step:
@@ -59,6 +63,8 @@ class TokenSpelling:
                     replacements.append((written, meant))
                 case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
                     leading_spaces = start
+                case {"type": "WordPiece", "prefix": str(mark)}:
+                    continues, leading_spaces = mark, 1
                 case {"type": "Metaspace", "replacement": str(written)}:
                     replacements.append((written, " "))
                     leading_spaces = 0 if step.get("prepend_scheme") == "never" else 1
@@ -66,13 +72,15 @@ class TokenSpelling:
                     raise ModelError(f"the tokenizer's decoder step {json.dumps(step)} is not supported")
         if not steps or (byte_level and len(steps) > 1):
             raise ModelError(
-                "the tokenizer's decoder is neither byte-level nor sentencepiece; these are supported"
+                "the tokenizer's decoder is neither byte-level nor sentencepiece nor WordPiece; only these are "
+                "supported"
             )
         return cls(
             byte_level=byte_level,
             byte_fallback=byte_fallback,
             replacements=tuple(replacements),
             leading_spaces=leading_spaces,
+            continues=continues,
         )
 
     def token_bytes(self, token: str) -> bytes:
@@ -84,6 +92,9 @@ class TokenSpelling:
                 return token.encode("utf-8")
         if self.byte_fallback and (byte := _fallback_byte(token)) is not None:
             return bytes([byte])
+        if self.continues is not None:
+            part = token.removeprefix(self.continues)
+            return (part if part != token else f" {token}").encode("utf-8")
         for written, meant in self.replacements:
             token = token.replace(written, meant)
         return token.encode("utf-8")

@@ -24,6 +24,7 @@ from faser.kernels.cpu.adapters import NativeAdapters
 from faser.kernels.cpu.block_drafting import NativeBlockDrafting
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, experts_struct, heads_struct, is_grouped
 from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_struct, short_conv_struct
+from faser.kernels.cpu.encoders import CpuEncoderKernels
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
@@ -139,6 +140,7 @@ class NativeBackend:
         self.mixtures = SeparateMixtures(proxy)
         self.blocks = NativeBlocks(self._library, self._pools, separate, SeparateLayers(proxy, separate))
         self.layers = self.blocks
+        self.encoder_kernels = CpuEncoderKernels(self._library, self._pools)
         self.head_drafting = NativeHeadDrafting(self._library, self._pools, self.blocks)
         self.block_drafting = NativeBlockDrafting(self._library, self._pools, self.blocks)
         self.graph_capture = None
@@ -422,10 +424,13 @@ class NativeBackend:
             for part in (layout.query_start, layout.positions, layout.block_table)
         )
         num_sequences, width = table.shape
+        seen_to = None
+        if layout.seen_to is not None:
+            seen_to = np.ascontiguousarray(layout.seen_to.numpy(), dtype=np.int32)
         address = self._library.faser_plan_new(
             starts.ctypes.data,
             positions.ctypes.data,
-            None,
+            native_library.address_of(seen_to),
             table.ctypes.data,
             num_sequences,
             len(positions),

@@ -21,7 +21,12 @@ if TYPE_CHECKING:  # what builds the wheel has no numpy
 FLOAT32 = 0
 BFLOAT16 = 1
 INT8 = 2  # of a cache only
-ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.SWIGLU_OAI: 2}  # FaserActivation
+ACTIVATIONS = {  # FaserActivation
+    Activation.SILU: 0,
+    Activation.GELU_TANH: 1,
+    Activation.SWIGLU_OAI: 2,
+    Activation.GELU: 3,
+}
 EMULATED_TILES, HARDWARE_TILES, ALL_EMULATED_TILES = range(3)  # TileKind
 _NO_TILES = {1: "the system refuses them", 2: "they fault", 3: "they compute something else"}
 _log = logging.getLogger("faser")
@@ -432,6 +437,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), _L),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I, _P), None),
     "faser_gate": ((_P, _P, _L, _L, _L, _P, _L, _I, _I), None),
+    "faser_activate": ((_P, _P, _L, _L, _I, _I), None),
+    "faser_layer_norm": ((_P, _P, _L, _L, _P, _P, _F, _P, _P, _I), None),
     "faser_sigmoid_gate": ((_P, _P, _L, _L, _P, _L, _I), None),
     "faser_experts": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_experts_read": ((_P,), _L),

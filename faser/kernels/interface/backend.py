@@ -21,6 +21,7 @@ from faser.kernels.interface.blocks import (
     Layers,
     Mixtures,
 )
+from faser.kernels.interface.encoders import EncoderKernels
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.kv_cache import KvShape
@@ -174,6 +175,11 @@ class Backend(Protocol):
     @property
     def block_drafting(self) -> BlockDrafting | None:
         """Drafts of block drafters in one call; None: nothing is better than single operations."""
+        ...
+
+    @property
+    def encoder_kernels(self) -> EncoderKernels | None:
+        """Return what only encoders need, for whose rows plans take seen_to; None: the backend computes none."""
         ...
 
     def wait(self) -> None:

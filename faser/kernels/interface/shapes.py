@@ -30,6 +30,8 @@ class RowLayout:
     slots: [S]; whose recurrent state is each sequence's, in models that have states. Empty: a dummy layout.
     adapters: [S] int32; slot of each sequence's adapter, -1: none. None: no sequence has one.
     num_drafts: [S]; how many of its rows, the last ones, may be refused; read where a step begins.
+    seen_to: [R] int32; the last position that each row attends to, rising within a sequence; None: its own. Of
+        encoders, for backends that have encoder_kernels.
 
         position   0 ............ computed ............ seq_len
         sequence   |  in the cache   |  rows of this step  |
@@ -42,6 +44,7 @@ class RowLayout:
     slots: Sequence[int] = ()
     adapters: Tensor | None = None
     num_drafts: Sequence[int] = ()
+    seen_to: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

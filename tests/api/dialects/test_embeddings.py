@@ -6,6 +6,8 @@ scaled again; base64 of float64; scores of the next document; logits of no befor
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,10 +15,12 @@ import numpy as np
 import openai
 import pytest
 
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.types.answer import FinishReason, RequestOutput
 from faser.types.pooling import Embedder, PoolingKind
 from faser.types.request import Request
-from tests.fake_engine import FakeEngine, delta
+from tests.engine.checkpoints.encoder_models import write_wordpiece
+from tests.fake_engine import MAX_MODEL_LEN, FakeEngine, delta
 
 SIZE = 8
 
@@ -27,6 +31,9 @@ def vector_of(request: Request) -> Any:
     assert pooling is not None
     drawn = np.random.default_rng(list(request.prompt_token_ids)).normal(size=SIZE).astype(np.float32)
     return drawn[: len(pooling.token_ids)] if pooling.token_ids else drawn
+
+
+CROSS_ENCODER = Embedder(kind=PoolingKind.CLS, is_encoder=True, judges_pairs=True)
 
 
 def script(request: Request) -> Iterator[RequestOutput]:
@@ -164,6 +171,77 @@ def test_pairs_of_texts_are_scored_side_by_side(http: httpx.Client, pooling: Fak
     first, second, third, fourth = (unit(vector_of(each)) for each in pooling.requests)
     scores = [each["score"] for each in answer["data"]]
     np.testing.assert_allclose(scores, [first @ third, second @ fourth], atol=1e-6)
+
+
+@pytest.fixture
+def cross_encoder(pooling: FakeEngine, tmp_path: Path) -> Iterator[FakeEngine]:
+    """An engine of a cross-encoder, whose tokenizer gives letters, types and special tokens."""
+    write_wordpiece(tmp_path)
+    kept, pooling.tokenizer = pooling.tokenizer, load_tokenizer(tmp_path)
+    pooling.embedder = CROSS_ENCODER
+    yield pooling
+    pooling.tokenizer = kept
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_a_cross_encoder_reads_pairs(http: httpx.Client, cross_encoder: FakeEngine, raw_scores: bool) -> None:
+    cross_encoder.embedder = replace(CROSS_ENCODER, raw_scores=raw_scores)
+    answer = http.post("/rerank", json={"query": "bed", "documents": ["cab", "a bag"]}).json()
+    logits = [float(vector_of(each)[0]) for each in cross_encoder.requests]
+    wanted = {at: each if raw_scores else 1 / (1 + np.exp(-each)) for at, each in enumerate(logits)}
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert found == pytest.approx(wanted)
+    assert [each["index"] for each in answer["results"]] == sorted(wanted, key=lambda at: -wanted[at])
+    body = {"text_1": "bed", "text_2": ["cab", "a bag"], "use_activation": False}
+    raw = http.post("/score", json=body).json()
+    assert [each["score"] for each in raw["data"]] == pytest.approx(logits)
+    for request, document in zip(cross_encoder.requests, ("cab", "a bag"), strict=False):
+        assert (
+            cross_encoder.tokenizer.decode(request.prompt_token_ids, False) == f"[CLS] bed [SEP] {document} [SEP]"
+        )
+        assert request.sampling.pooling is not None
+        assert request.sampling.pooling.second_from == 5
+
+
+def test_pairs_that_are_too_long_lose_tokens_of_the_longer_text(
+    http: httpx.Client, cross_encoder: FakeEngine
+) -> None:
+    body = {"query": "abc", "documents": ["defghijk"], "truncate_prompt_tokens": 10}
+    assert http.post("/rerank", json=body).status_code == 200
+    found = cross_encoder.tokenizer.decode(cross_encoder.requests[0].prompt_token_ids, False)
+    assert found == "[CLS] abc [SEP] defg [SEP]"
+    answer = http.post("/rerank", json={"query": "a " * MAX_MODEL_LEN, "documents": ["b"]})
+    assert answer.status_code == 400
+    assert "maximum context length is" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_an_encoder_generates_no_text(
+    http: httpx.Client, pooling: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    pooling.embedder = Embedder(kind=PoolingKind.MEAN, is_encoder=True)
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert "an encoder, which generates no text; it serves /v1/embeddings" in answer.json()["error"]["message"]
+    assert not pooling.requests
+
+
+def test_a_cross_encoder_makes_no_embeddings(http: httpx.Client, pooling: FakeEngine) -> None:
+    pooling.embedder = CROSS_ENCODER
+    answer = http.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 400
+    assert "judges pairs of texts and makes no embeddings" in answer.json()["error"]["message"]
+    answer = http.post("/rerank", json={"query": "a", "documents": ["b"], "add_special_tokens": False})
+    assert answer.json()["error"]["param"] == "add_special_tokens"
+    assert not pooling.requests
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """How a checkpoint makes embeddings, read from the files that sentence-transformers writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.embedder import read_embedder
+from faser.engine.checkpoints.embedder import read_embedder, read_encoder_embedder
 from faser.errors import ModelError
 from faser.types.pooling import EMBEDDER, Embedder, PoolingKind
 from tests.checkpoints import write_tokenizer
@@ -88,7 +89,7 @@ def test_words_that_judge_are_tokens(tmp_path: Path) -> None:
     "files, said",
     [
         ({"modules.json": [TRANSFORMER, {"type": "a.b.Dense", "path": "2_Dense"}]}, "module 'Dense'"),
-        ({"modules.json": [POOLING], "1_Pooling/config.json": {"pooling_mode_cls_token": True}}, "cls_token"),
+        ({"modules.json": [POOLING], "1_Pooling/config.json": {"pooling_mode_cls_token": True}}, "first token"),
         (
             {
                 "modules.json": [POOLING],
@@ -104,3 +105,29 @@ def test_words_that_judge_are_tokens(tmp_path: Path) -> None:
 def test_what_is_not_computed_is_refused(tmp_path: Path, files: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         read_embedder(write(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    "files, wanted",
+    [
+        ({}, Embedder(kind=PoolingKind.CLS, is_encoder=True)),
+        (
+            {"modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": {"pooling_mode_cls_token": True}},
+            Embedder(kind=PoolingKind.CLS, normalises=False, is_encoder=True),
+        ),
+        (
+            {"modules.json": [TRANSFORMER, POOLING, NORMALIZE], "1_Pooling/config.json": MEAN},
+            Embedder(kind=PoolingKind.MEAN, is_encoder=True),
+        ),
+    ],
+)
+def test_encoders_may_pool_their_first_token(tmp_path: Path, files: dict[str, Any], wanted: Embedder) -> None:
+    assert read_encoder_embedder(write(tmp_path, files), judges_pairs=False, raw_scores=False) == wanted
+    found = read_encoder_embedder(tmp_path, judges_pairs=True, raw_scores=True)
+    assert found == replace(wanted, judges_pairs=True, raw_scores=True)
+
+
+def test_the_largest_of_all_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, {"modules.json": [POOLING], "1_Pooling/config.json": {"pooling_mode": "max"}})
+    with pytest.raises(ModelError, match="states max; FASER pools the last token"):
+        read_encoder_embedder(tmp_path, judges_pairs=False, raw_scores=False)

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from faser.engine.checkpoints.tokenizer_settings import TokenizerSettings
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ModelError, RequestError
+from tests.engine.checkpoints.encoder_models import write_wordpiece
 from tests.engine.text.vocabularies import (
     TRICKY,
     byte_level_core,
@@ -282,7 +283,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str) -> None
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.Sequence([decoders.CTC()])])
+@pytest.mark.parametrize("decoder", [None, decoders.CTC(), decoders.Sequence([decoders.CTC()])])
 def test_a_decoder_that_does_more_than_spell_is_refused(tmp_path: Path, decoder: decoders.Decoder | None) -> None:
     core = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     if decoder is not None:
@@ -313,3 +314,38 @@ def test_special_tokens_map_fills_in_what_the_config_leaves_open(tmp_path: Path)
     )
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
+
+
+def test_wordpiece_decodes_to_words(tmp_path: Path) -> None:
+    write_wordpiece(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("abc de")
+    assert tokenizer.decode(ids) == "abc de"
+    assert [tokenizer.token_bytes(each) for each in ids[1:4]] == [b" a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("most", [2, 3, 7, 8, 50])
+def test_a_cut_text_keeps_its_special_tokens_as_in_the_library(tmp_path: Path, most: int) -> None:
+    """Oracle: the library's own truncation."""
+    write_wordpiece(tmp_path)
+    tokenizer, core = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    core.no_padding()
+    core.enable_truncation(most)
+    assert tokenizer.encode("abc d efg", most=most) == core.encode("abc d efg").ids
+    assert tokenizer.encode("abc d", add_special_tokens=False, most=3) == tokenizer.encode("abc")[1:-1]
+
+
+@pytest.mark.parametrize("most", [None, 3, 4, 5, 8, 9, 10, 11, 50])
+@pytest.mark.parametrize(
+    "first, second", [("abc", "ab"), ("a", "abcdefghij"), ("abcdefghij", "ab"), ("abcde", "ghijk")]
+)
+def test_a_pair_is_cut_as_in_the_library(tmp_path: Path, first: str, second: str, most: int | None) -> None:
+    """Oracle: the library's own truncation, longest first."""
+    write_wordpiece(tmp_path)
+    tokenizer, core = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    core.no_padding()
+    core.no_truncation() if most is None else core.enable_truncation(most)
+    wanted = core.encode(first, second)
+    ids, second_from = tokenizer.encode_pair(first, second, most=most)
+    assert ids == wanted.ids
+    assert [0] * (second_from or len(ids)) + [1] * (len(ids) - (second_from or len(ids))) == wanted.type_ids

@@ -97,7 +97,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
         if (text := named_text_half(config)) is not None:
             unknown += f" with the text half {text}"
         why = next((f" ({name}: {what})" for name, what in _FOREIGN.items() if config.get(name)), "")
-        raise ModelError(f"architecture {unknown} is not supported{why}; supported are {', '.join(by_class)}")
+        raise ModelError(
+            f"architecture {unknown} is not supported{why}; supported are {', '.join(by_class)}, and the encoders "
+            "that `faser models` lists"
+        )
     return known[0]
 
 

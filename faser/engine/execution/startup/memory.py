@@ -105,7 +105,7 @@ _BLOCK_BYTES = 128
 _TABLE_BYTES = 8
 _REFUSED = "can't allocate memory"  # by torch, on a CPU
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     float32 under flashinfer, which computes in 16 bits.
     """
     if config.dtype != "auto":
-        return _DTYPES[config.dtype]
+        return DTYPES[config.dtype]
     wide = model.dtype == "float32" and config.backend != "flashinfer"
     return torch.float32 if wide else torch.bfloat16
 

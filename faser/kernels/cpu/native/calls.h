@@ -67,13 +67,18 @@ int64_t faser_low_bit_embed(faser::Pool*, const FaserLowBit*, const int64_t* ids
                             int32_t out_dtype);
 
 // rows.cpp
-enum FaserActivation : int32_t { kSilu = 0, kGeluTanh = 1, kSwigluOai = 2 };
+enum FaserActivation : int32_t { kSilu = 0, kGeluTanh = 1, kSwigluOai = 2, kGelu = 3 };
 
 // residual: [rows, width] as far apart as those of out, or null; may be out.
 void faser_rms_norm(faser::Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const float* weight,
                     float eps, void* out, int64_t out_stride, int32_t dtype, const void* residual);
 void faser_gate(faser::Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
                 int64_t out_stride, int32_t dtype, int32_t activation);
+// x = activation(x), of those with one input. x: [rows, width], without gaps.
+void faser_activate(faser::Pool*, void* x, int64_t rows, int64_t width, int32_t dtype, int32_t activation);
+// x, wide, out: [rows, width], without gaps; wide or out may be null, wide may be x. dtype: of out. bias: or null.
+void faser_layer_norm(faser::Pool*, const float* x, int64_t rows, int64_t width, const float* weight,
+                      const float* bias, float eps, float* wide, void* out, int32_t dtype);
 // x *= sigmoid(gate). x: [rows, width], without gaps.
 void faser_sigmoid_gate(faser::Pool*, void* x, int64_t rows, int64_t width, const void* gate, int64_t gate_stride,
                         int32_t dtype);

@@ -89,6 +89,21 @@ struct GeluTanh {  // x (1 + tanh(y)) / 2 = x / (1 + e^(-2 y))
     }
 };
 
+// x Φ(x). Φ(-|x|) by the polynomial of Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: off by 1e-7.
+struct Gelu {
+    static vf of(vf gate, vf up) {
+        const vf size = gate < 0.0f ? -gate : gate;
+        const vf t = 1.0f / fma(size, splat(0.3275911f * 0.70710678f), splat(1.0f));
+        vf tail = splat(0.5f * 1.061405429f);
+        tail = fma(tail, t, splat(0.5f * -1.453152027f));
+        tail = fma(tail, t, splat(0.5f * 1.421413741f));
+        tail = fma(tail, t, splat(0.5f * -0.284496736f));
+        tail = fma(tail, t, splat(0.5f * 0.254829592f));
+        tail = tail * t * exp2(gate * gate * (-0.5f * kLog2e));
+        return gate * (gate < 0.0f ? tail : 1.0f - tail) * up;
+    }
+};
+
 struct SwigluOai {  // comparisons leave what is no number as it is
     static vf of(vf gate, vf up) {
         const vf most = splat(7.0f);
@@ -109,6 +124,53 @@ void gate(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t wi
             for (; i + kLanes <= width; i += kLanes) store(to + i, Activation::of(load(gate + i), load(up + i)));
             for (; i < width; i++) {
                 narrow(Activation::of(splat(widen(gate[i])), splat(widen(up[i])))[0], to + i);
+            }
+        }
+    });
+}
+
+template <class Activation, class T>
+void activate(Pool& pool, T* x, int64_t rows, int64_t width) {
+    const vf one = splat(1.0f);
+    by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
+        T* const to = x + row * width;
+        const int64_t count = (end - row) * width;
+        int64_t i = 0;
+        for (; i + kLanes <= count; i += kLanes) store(to + i, Activation::of(load(to + i), one));
+        for (; i < count; i++) narrow(Activation::of(splat(widen(to[i])), one)[0], to + i);
+    });
+}
+
+// wide and out, of which one may be null, get the row with mean 0 and variance 1, times weight, plus bias or nothing.
+template <class T>
+void layer_norm(Pool& pool, const float* x, int64_t rows, int64_t width, const float* weight, const float* bias,
+                float eps, float* wide, T* out) {
+    by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            const float* from = x + row * width;
+            vf sums = {}, squares = {};
+            float rest = 0;
+            int64_t i = 0;
+            for (; i + kLanes <= width; i += kLanes) sums += load(from + i);
+            for (; i < width; i++) rest += from[i];
+            const float mean = (sum(sums) + rest) / float(width);
+            rest = 0;
+            for (i = 0; i + kLanes <= width; i += kLanes) {
+                const vf off = load(from + i) - mean;
+                squares = fma(off, off, squares);
+            }
+            for (; i < width; i++) rest += (from[i] - mean) * (from[i] - mean);
+            const float scale = 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
+            for (i = 0; i + kLanes <= width; i += kLanes) {
+                const vf plus = bias ? load(bias + i) : vf{};
+                const vf normed = fma((load(from + i) - mean) * scale, load(weight + i), plus);
+                if (wide) store(wide + row * width + i, normed);
+                if (out) store(out + row * width + i, normed);
+            }
+            for (; i < width; i++) {
+                const float normed = (from[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
+                if (wide) wide[row * width + i] = normed;
+                if (out) narrow(normed, out + row * width + i);
             }
         }
     });
@@ -267,7 +329,27 @@ void faser_gate(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, i
         }
         gate<A>(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
     };
-    activation == kGeluTanh ? run(GeluTanh{}) : activation == kSwigluOai ? run(SwigluOai{}) : run(Silu{});
+    switch (activation) {
+        case kGeluTanh: return run(GeluTanh{});
+        case kSwigluOai: return run(SwigluOai{});
+        case kGelu: return run(Gelu{});
+        default: return run(Silu{});
+    }
+}
+
+void faser_activate(Pool* pool, void* x, int64_t rows, int64_t width, int32_t dtype, int32_t activation) {
+    auto run = [&](auto function) {
+        using A = decltype(function);
+        if (dtype == kFloat32) return activate<A>(*pool, (float*)x, rows, width);
+        activate<A>(*pool, (bf16*)x, rows, width);
+    };
+    activation == kGeluTanh ? run(GeluTanh{}) : activation == kGelu ? run(Gelu{}) : run(Silu{});
+}
+
+void faser_layer_norm(Pool* pool, const float* x, int64_t rows, int64_t width, const float* weight, const float* bias,
+                      float eps, float* wide, void* out, int32_t dtype) {
+    if (dtype == kFloat32) return layer_norm(*pool, x, rows, width, weight, bias, eps, wide, (float*)out);
+    layer_norm(*pool, x, rows, width, weight, bias, eps, wide, (bf16*)out);
 }
 
 void faser_sigmoid_gate(Pool* pool, void* x, int64_t rows, int64_t width, const void* gate, int64_t gate_stride,

@@ -173,6 +173,7 @@ class FlashInferBackend:
             self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)
         self.head_drafting = None
         self.block_drafting = None
+        self.encoder_kernels = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels
