@@ -315,7 +315,7 @@ class FlashInferBackend:
         *,
         slots: Tensor | None = None,
     ) -> None:
-        """See Backend. Raises ConfigError for weights in 8 bits."""
+        """See Backend. Raises ConfigError for weights of which some alone are in 8 bits."""
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
@@ -328,7 +328,7 @@ class FlashInferBackend:
         run(x, logits, hidden, self.expert_counter(), shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
-        """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
+        """Return [R, H] float32 of the expert that every row passes."""
         gate_up, down = (expert_matrices((each,)).weights[0] for each in products)
         size = (len(x), len(gate_up))
         inner = self.gate(
@@ -345,14 +345,17 @@ class FlashInferBackend:
         return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
 
     def _few_row_ways(self, block: Experts) -> Ways:
-        """Return ways to compute a mixture in fewer launches; none where a shared expert has another size."""
+        """Return ways to compute a mixture in fewer launches; none where a shared expert has another form."""
         shared = block.shared or ()
-        gate_up, down = (
-            expert_matrices((*each, *shared[at : at + 1])) for at, each in enumerate((block.gate_up, block.down))
-        )
-        if len({(each.shape, other.shape) for each, other in zip(gate_up.weights, down.weights, strict=True)}) > 1:
+        products = [(*each, *shared[at : at + 1]) for at, each in enumerate((block.gate_up, block.down))]
+        forms = {
+            (type(each), type(other), each.weight.shape, other.weight.shape)
+            for each, other in zip(*products, strict=True)
+        }
+        if len(forms) > 1:
             return {}
         assert self._kernels.few_row_experts is not None
+        gate_up, down = map(expert_matrices, products)
         return self._kernels.few_row_experts(block, expert_matrices((block.router,)), gate_up, down)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
@@ -461,10 +464,11 @@ class FlashInferBackend:
 
 
 def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
-    """Raises ConfigError for weights in 8 bits."""
-    for each in products:
-        if not isinstance(each, CudaLinear):
-            raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
+    """Raises ConfigError for weights of which some alone are in 8 bits."""
+    quantised = tuple(each.weight for each in products if isinstance(each, Fp8Linear))
+    if len(quantised) not in (0, len(products)):
+        raise ConfigError("some experts of a layer are in fp8 and others are not; they must all be")
     biases = tuple(each.bias for each in products if each.bias is not None)
     assert len(biases) in (0, len(products)), "some experts have biases and others have none"
-    return ExpertMatrices(weights=tuple(each.weight for each in products), biases=biases or None)
+    weights = tuple(each.values for each in quantised) or tuple(each.weight for each in products)
+    return ExpertMatrices(weights=weights, biases=biases or None, quantised=quantised or None)

@@ -14,6 +14,7 @@ of these numbers; see triton/few_rows.py.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,17 +60,24 @@ class _Unit:
     adds: bool = False
 
     @property
-    def stored(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight [N, K] as it is stored, and in 8 bits the scales of its outputs."""
+    def weight(self) -> Tensor:
+        """Return the weight [N, K] as it is stored."""
         product = self.product
-        if isinstance(product, Fp8Linear):
-            return product.weight.values, product.weight.scales
-        return product.weight, None
+        return product.weight.values if isinstance(product, Fp8Linear) else product.weight
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """Return the scales of a weight in 8 bits, as FewRows takes them."""
+        if not isinstance(self.product, Fp8Linear):
+            return {}
+        weight = self.product.weight
+        return {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
 
     def key(self, x: Tensor) -> str:
-        weight, _ = self.stored
+        weight, groups = self.weight, {each: self.scaling.get(each) for each in ("group", "lines")}
         parts = [f"{len(x)} rows", f"{len(weight)} x {weight.shape[1]}"]
         parts += [f"{x.dtype} by {weight.dtype} to {self.dtype}"]
+        parts += [f"groups of {groups['lines']} x {groups['group']}"] * (groups["group"] is not None)
         parts += ["norm"] * (self.norm is not None) + ["bias"] * (self.product.bias is not None)
         parts += [self.activation] * bool(self.activation) + ["residual"] * self.adds
         return ", ".join(parts).replace("torch.", "")
@@ -183,11 +191,13 @@ class FewRowBlocks(SeparateBlocks):
     ) -> Tensor:
         """separate: the unit of (x, out) in separate launches."""
         # By the numbers alone, since every layer asks in every eager step.
-        weight, _ = unit.stored
+        weight, scaling = unit.weight, unit.scaling
         known = (
             len(x),
             weight.shape,
             weight.dtype,
+            scaling.get("group"),
+            scaling.get("lines"),
             unit.product.bias is None,
             out.dtype,
             unit.activation,
@@ -214,13 +224,13 @@ class FewRowBlocks(SeparateBlocks):
 
     def _exact(self, unit: _Unit, x: Tensor, start: Tensor) -> Tensor:
         """Compute a unit with the weights that its codes stand for, float32."""
-        values, scales = unit.stored
-        assert scales is not None, "weights in 16 bits are compared with torch's product"
+        assert isinstance(unit.product, Fp8Linear), "weights in 16 bits are compared with torch's product"
+        weight = unit.product.weight
         wide = x.float()
         if unit.norm is not None:
             wide *= torch.rsqrt(wide.square().mean(-1, keepdim=True) + unit.norm.eps) * unit.norm.norm
-        firsts = range(0, len(values), _LINES_AT_ONCE)
-        found = torch.cat([wide @ values[at : at + _LINES_AT_ONCE].float().t() for at in firsts], 1) * scales
+        firsts = range(0, len(weight.values), _LINES_AT_ONCE)
+        found = torch.cat([wide @ weight.part(at, at + _LINES_AT_ONCE).dequantised().t() for at in firsts], 1)
         if unit.product.bias is not None:
             found += unit.product.bias
         if unit.activation:
@@ -230,12 +240,11 @@ class FewRowBlocks(SeparateBlocks):
         return found + start if unit.adds else found
 
     def _in_one(self, unit: _Unit, x: Tensor, out: Tensor, outputs: int) -> Tensor:
-        weight, scales = unit.stored
         return self._run(
             x,
-            weight,
+            unit.weight,
             out,
-            scales=scales,
+            **unit.scaling,
             norm=None if unit.norm is None else unit.norm.norm,
             eps=0.0 if unit.norm is None else unit.norm.eps,
             bias=unit.product.bias,
