@@ -30,7 +30,7 @@ from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
-from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles
+from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles, in_8_bits
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 from faser.kernels.cuda.triton.few_rows import STAGES
 from faser.kernels.cuda.triton.grouped_fp8 import ALL_TILES as GROUPED_TILES
@@ -234,11 +234,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for activation in ("silu", "gelu_tanh", "swigluoai")
     ]
     + [
-        sizes_of(tiles) | {"ACTIVATION": "silu"} | _IN_8_BITS
+        sizes_of(in_8_bits(tiles)) | {"ACTIVATION": "silu"} | _IN_8_BITS
         for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
     ],
     "_down": [
-        sizes_of(tiles) | {"BIASED": biased, "ADD_ROWS": add_rows} | scaling
+        sizes_of(in_8_bits(tiles) if scaling else tiles) | {"BIASED": biased, "ADD_ROWS": add_rows} | scaling
         for add_rows, some in ((0, ALL_TILES), (FEW_ROWS, FEW_ROW_TILES.values()))
         for tiles in some
         for biased, scaling in ((False, {}), (True, {}), (False, _IN_8_BITS))
@@ -324,8 +324,8 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     sizes = {each: (SIZES | changed)[each] for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
-    in_8_bits = {"weight" if name == "_few_rows" else "first_weight": "*fp8e4nv"}
-    types |= in_8_bits if changed.get("SCALED") and name in ("_few_rows", "_gate_up", "_down") else {}
+    floats = {"weight" if name == "_few_rows" else "first_weight": "*fp8e4nv"}
+    types |= floats if changed.get("SCALED") and name in ("_few_rows", "_gate_up", "_down") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
     aligned = _PIPELINED.get(name, ())

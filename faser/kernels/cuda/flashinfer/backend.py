@@ -11,6 +11,7 @@ norm instead would take as many launches and read as much.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +26,7 @@ from faser.kernels.cuda.flashinfer.few_row_blocks import FewRowBlocks
 from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
 from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
+from faser.kernels.cuda.flashinfer.grouped_products import GroupedProducts
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
@@ -33,7 +35,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     plan_attention,
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
-from faser.kernels.cuda.flashinfer.products import Products, ProductWays
+from faser.kernels.cuda.flashinfer.products import Products, ProductWays, ways_in_16_bits
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
@@ -48,6 +50,8 @@ from faser.types.activation import Activation
 
 DTYPES = (torch.bfloat16, torch.float16)
 _DELTA_HEAD_DIMS = range(16, 257, 16)
+_TILED = "tiles"  # the first ones of grouped_fp8.py
+_IN_8_BITS = 2.0**-4  # of the largest value: some kernels round rows to 8 bits
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
 
 
@@ -130,7 +134,7 @@ class FlashInferBackend:
     """Backend of FlashInfer and Triton. Allocates memory when first needed.
 
     fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
-    products: makes FlashInfer's products, for one backend; None: all are torch's.
+    products: makes FlashInfer's products, for one backend; None: all are torch's. blockscale: see GroupedProducts.
     """
 
     def __init__(
@@ -141,6 +145,7 @@ class FlashInferBackend:
         fp8: Fp8Products | None = None,
         choices: Choices | None = None,
         products: Callable[[], ProductWays] | None = None,
+        blockscale: Callable[[], Any] | None = None,
     ) -> None:
         self.device = accelerator.device
         self.choices = choices or Choices()
@@ -174,7 +179,13 @@ class FlashInferBackend:
         self._load_products = products
         self._products: Products | None = None
         if products is not None and self.choices.can_measure:
-            self._products = Products(products, self._by_torch, self.choices)
+            self._products = Products(ways_in_16_bits(products), self._by_torch, self.choices)
+        self._load_blockscale = blockscale
+        self._grouped: Products | None = None
+        if fp8 is not None and self.choices.can_measure:
+            self._grouped = Products(
+                GroupedProducts(blockscale).ways, fp8.linear, self.choices, first=_TILED, tolerance=_IN_8_BITS
+            )
         self._workspace = AttentionWorkspace(accelerator)
         self._lane_states: dict[DeviceLane | None, _LaneState] = {}
         self._current = self._lane_state(None)
@@ -205,7 +216,13 @@ class FlashInferBackend:
     def concurrent_instance(self) -> "FlashInferBackend":
         """See Backend. The new instance has wrappers, a workspace and a graph memory pool of its own."""
         return FlashInferBackend(
-            self._accelerator, self._library, self._kernels, self._fp8, self.choices, self._load_products
+            self._accelerator,
+            self._library,
+            self._kernels,
+            self._fp8,
+            self.choices,
+            self._load_products,
+            self._load_blockscale,
         )
 
     @property
@@ -248,6 +265,8 @@ class FlashInferBackend:
     ) -> Tensor:
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
+            if self._grouped is not None and not packed.by_row:
+                return self._grouped.linear(x, packed, out, residual)
             return self._fp8.linear(x, packed, out, residual)
         if self._products is not None:
             return self._products.linear(x, packed, out, residual)

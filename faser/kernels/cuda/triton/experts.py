@@ -12,7 +12,7 @@ but for what a larger block of rows may do to a product of the tensor cores.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from faser.optional import maybe, or_else
 SharedOutput = tuple[Tensor, Tensor]
 TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
+_MOST_ROWS_A_WARPGROUP = 64  # of a tile in 8 bits
 FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
@@ -212,6 +213,8 @@ def experts(
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
+    if networks.gate_up_scaling is not None:
+        tiles = in_8_bits(tiles)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
     inner = gate_up(networks, x, routes, activation, tiles)
     add(down(networks, inner, routes, tiles), routes, hidden, shared)
@@ -220,6 +223,11 @@ def experts(
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
     """Choose the tiles by how many pairs an expert has on average."""
     return next(tiles for most, tiles in _TILES if num_pairs <= most * num_experts)
+
+
+def in_8_bits(tiles: Tiles) -> Tiles:
+    """Return tiles for weights in 8 bits: more warps share large ones, as the sums of a group take registers."""
+    return replace(tiles, warps=2 * tiles.warps) if tiles.rows > _MOST_ROWS_A_WARPGROUP else tiles
 
 
 def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:

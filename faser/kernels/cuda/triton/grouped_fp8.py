@@ -3,8 +3,8 @@
     out = x @ (weight * scales).T (+ bias) (+ residual)
 
 Weights are widened to the type of the rows as they are loaded, exactly, and tensor cores multiply them; the sums
-of a group are multiplied by its scale and added up in float32. So nothing is rounded before the end: the product is
-that of the weights, where the checkpoint's own arithmetic rounds the rows to 8 bits as well.
+of a group are multiplied by its scale and added up in float32. So nothing is rounded before the end: the product
+is that of the weights, where the checkpoint's own arithmetic rounds the rows to 8 bits as well.
 
 A row's sums have one order, whatever the other rows are, but for what a larger block of rows may do to a product
 of the tensor cores.
