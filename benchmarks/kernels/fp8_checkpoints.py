@@ -5,8 +5,8 @@
 
 The weights of MODEL, by default the embedded one, are written as a checkpoint of 8-bit floats, as Qwen and
 DeepSeek publish theirs: one scale for 128 x 128 values. The base of all comparisons is what those values stand
-for, in float32. The checkpoint's own arithmetic, which rounds the inputs of products to 8-bit floats too, is the torch
-backend's; it is slow, and not timed. Steps of both native arms take turns, round by round; medians are kept.
+for, in float32. The checkpoint's own arithmetic, which rounds the inputs of products to 8-bit floats too, is the
+torch backend's; it is slow, and not timed. Steps of both native arms take turns, round by round; medians are kept.
 --keep leaves the checkpoint there.
 """
 

@@ -32,13 +32,13 @@ PROMPT = prompt(24, 97)
 PRODUCTS = ("_proj.weight", ".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_qkvz.weight")
 
 
-def publish(directory: Path, name: str, *, stack: bool) -> tuple[Path, Path]:
+def publish(directory: Path, name: str, *, stack: bool, **changes: Any) -> tuple[Path, Path]:
     """Write a family's seeded model in blocks of 8-bit floats, and a plain one of what they stand for.
 
-    stack: all experts of a layer in one tensor, of the first.
+    stack: all experts of a layer in one tensor, of the first. changes: of the family's fields.
     """
     case = next(case for case in CASES if case.name == name)
-    fields = case.fields | {"hidden_size": 160, "intermediate_size": 96}
+    fields = case.fields | {"hidden_size": 160, "intermediate_size": 96} | changes
     plain, fp8 = directory / "plain", directory / "fp8"
     write_family_model(plain, case.model_type, fields)
     config = json.loads((plain / "config.json").read_text())
