@@ -49,14 +49,7 @@ from faser.kernels.interface.low_bit.rows import INT8
 
 _log = logging.getLogger("faser")
 _LOW_BIT = ("gguf", *QUANTIZATIONS)
-_STORED = (
-    "awq",
-    "gptq",
-    "compressed-tensors",
-    "mxfp4",
-    "fbgemm_fp8",
-    "modelopt",
-)  # of checkpoints, which say so themselves
+_STORED = ("awq", "gptq", "compressed-tensors", "mxfp4")  # of checkpoints, which say so themselves
 
 
 def load_decoder(
