@@ -79,7 +79,7 @@ served. Encoders, other mixtures of experts, and whatever else is not in the tab
 | --- | --- |
 | safetensors in bfloat16, float16 or float32 | all |
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
-| [fp8](quantization.md#checkpoints-in-8-bit-floats) | tested with Llama, Qwen3, Qwen3.5 and Qwen3-Next, experts too; other families should load as well |
+| [fp8](quantization.md#checkpoints-in-8-bit-floats) | tested with Llama, Qwen3, Qwen3.5, Qwen3-Next; others should load too |
 | AWQ, GPTQ, compressed-tensors | tested with Llama only; other families should load too |
 | MXFP4 | the experts of gpt-oss |
 

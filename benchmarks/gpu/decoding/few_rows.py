@@ -153,7 +153,7 @@ def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = N
 
 def _in_one(x: Tensor, weight: Weight, out: Tensor, **options: Any) -> Tensor:
     if isinstance(weight, Fp8Rows):
-        scaling = {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
+        scaling: dict[str, Any] = {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
         return few_rows(x, weight.values, out, **scaling, **options)
     return few_rows(x, weight, out, **options)
 

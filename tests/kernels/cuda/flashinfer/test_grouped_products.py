@@ -114,6 +114,7 @@ def test_flashinfer_has_products_of_some_sizes_only(
     ways = GroupedProducts(FakeRunner).ways(random(4, inputs), made, torch.empty((4, outputs), dtype=dtype))
     assert list(ways) == ["16 rows x 32 outputs"]
     made = backend_of(None, None).pack(weight())
+    assert isinstance(made, Fp8Linear)
     assert "blockscale" in GroupedProducts(FakeRunner).ways(random(4, 256), made, random(4, 192))
     assert "blockscale" not in GroupedProducts(lambda: None).ways(random(4, 256), made, random(4, 192))
 

@@ -3,6 +3,7 @@
 Bugs these tests have been seen to catch: the scales of the next expert, of gate for up, of the group beside, none.
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -33,7 +34,8 @@ class Mixture:
         self.x = self.random(3, HIDDEN).bfloat16() * HIDDEN**0.5
 
     def random(self, rows: int, width: int) -> Tensor:
-        return torch.randn(rows, width, generator=self._random) / width**0.5
+        drawn = torch.randn(rows, width, generator=self._random)
+        return drawn / math.sqrt(width)
 
     def _rows(self, rows: int, width: int) -> Fp8Rows:
         lines, group = self._block or (1, width)
