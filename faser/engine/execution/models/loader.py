@@ -29,6 +29,7 @@ from faser.engine.execution.models.sources import (
     gguf_rows,
     int8_rows,
     rounded_rows,
+    takes_fp8_as_int8,
 )
 from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.engine.execution.models.stored_codes import CodeSource
@@ -215,7 +216,7 @@ def checkpoint_form(
         _log.info(
             "%s: ignoring the scales of keys and values; --kv-cache-dtype fp8 uses a scale of one", directory
         )
-    if not backend.has_fp8 and backend.prefers_low_bit:
+    if takes_fp8_as_int8(backend):
         _log.info(
             "%s: using weights (%s) as int8, one scale for %d values, with 8-bit activations; --quantization none "
             "computes in %s",
@@ -241,7 +242,7 @@ def _mxfp4_form(
         raise ConfigError(f"{directory} is quantised (mxfp4), which is supported for gpt-oss only")
     if quantization == "none":
         return CheckpointForm(source=source)
-    if not backend.has_low_bit:
+    if not backend.has_low_bit_experts:
         _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
         return CheckpointForm(source=source)
     _log.info("%s: using experts (mxfp4) as stored, with 8-bit activations", directory)

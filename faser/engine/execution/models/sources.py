@@ -2,8 +2,8 @@
 GGUF blocks, or rounding while loading.
 
 A WeightSource (weights.py) gives tensors under the hub's names. Quantised ones also give rows as they are stored,
-for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows
-neither configs nor backends.
+for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows no
+configs.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 from faser.files import parse_json
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import (
@@ -250,6 +251,11 @@ class Fp8Source:
             )
         by_row = scales.repeat_interleave(block[0], 0)[: len(values)]
         return Fp8Rows(values=values, scales=by_row, group=block[1])
+
+
+def takes_fp8_as_int8(backend: Backend) -> bool:
+    """Return whether weights in 8-bit floats are computed as integers: on CPUs with products of these alone."""
+    return backend.device.type == "cpu" and backend.prefers_low_bit and not backend.has_fp8
 
 
 def int8_rows(source: Fp8Source, name: str) -> LowBitRows | None:

@@ -27,6 +27,7 @@ from faser.engine.execution.models.sources import (
     gguf_rows,
     int8_rows,
     rounded_rows,
+    takes_fp8_as_int8,
 )
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.tensors import Shape
@@ -180,7 +181,7 @@ def head_packer(
     elif isinstance(spec.quantization, StoredFp8):
         source = floats = Fp8Source(source, spec.quantization.block)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
-        blocks = partial(int8_rows, floats) if backend.prefers_low_bit else no_rows
+        blocks = partial(int8_rows, floats) if takes_fp8_as_int8(backend) else no_rows
     elif isinstance(source, RenamedSource | RowsSource) and backend.prefers_low_bit:
         blocks = source.blocks
     own = set(source.names())
