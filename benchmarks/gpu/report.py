@@ -244,9 +244,9 @@ _FEW_ROWS = ("model", "rows", "valid", "way", "us", "difference", "same_bits_alo
 
 def _few_rows(result: Json) -> str:
     """Products by way, then layers, then what was predicted."""
-    products = ("model", "bits", "rows", "unit", "way", "us", "share_of_copies", "difference", "refused")
+    products = ("model", "bits", "blocks", "rows", "unit", "way", "us", "share_of_copies", "difference", "refused")
     layers, predicted = (
-        ("model", "bits", "rows", "separate_us", "one_launch_us"),
+        ("model", "bits", "blocks", "rows", "separate_us", "one_launch_us"),
         ("share_of_copies", "pass_ms", "step_ms", "fp8_step_ms"),
     )
     tables = (("products", products), ("layers", layers), ("predicted", predicted))
@@ -254,9 +254,19 @@ def _few_rows(result: Json) -> str:
 
 
 def _products(result: Json) -> str:
-    """Each way, then torch's on fewer processors, then the shares that were predicted of the fastest."""
+    """Each way, then torch's on fewer processors, then the shares that were predicted of the fastest.
+
+    Behind them the same of weights in 8 bits with scales of blocks.
+    """
     columns = ("model", "rows", "unit", "way", "us", "times_torch", "difference", "refused")
-    tables = (("cells", columns), ("carved", columns), ("predicted", ("rows", "least", "most")))
+    predicted = ("rows", "least", "most")
+    tables = (
+        ("cells", columns),
+        ("carved", columns),
+        ("predicted", predicted),
+        ("blocks", columns),
+        ("blocks_predicted", predicted),
+    )
     return "\n\n".join(filter(None, (_table(result.get(name, []), columns) for name, columns in tables)))
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if arguments.formats:
             arms |= _rounded_once_more(arguments, Path(folder))
-        found = _compare(base, arms, texts)
+        found = compare(base, arms, texts)
     report = {
         "model": arguments.model.name,
         "stored": sorted({tensor.tensor_type.name for tensor in GGUFReader(arguments.model).tensors}),
@@ -117,7 +117,7 @@ def paged_model(
     return PagedModel(decoder, backend, block_size=16, max_positions=tokens, kv_dtype=kv_dtype)
 
 
-def _compare(
+def compare(
     base: PagedModel, arms: dict[str, PagedModel], windows: Sequence[Sequence[int]]
 ) -> dict[str, dict[str, float]]:
     """kl: from the base to an arm, nats a token. same_top: how often the likeliest token is the same."""

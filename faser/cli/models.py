@@ -101,7 +101,8 @@ Notes:
 | --- | --- |
 | safetensors in bfloat16, float16 or float32 | all |
 | GGUF, with [these types of tensors](quantization.md#gguf-files-as-they-are-stored) | those named in the column |
-| fp8, AWQ, GPTQ, compressed-tensors | tested with Llama only; other families should load too |
+| [fp8](quantization.md#checkpoints-in-8-bit-floats) | tested with Llama, Qwen3, Qwen3.5 and Qwen3-Next |
+| AWQ, GPTQ, compressed-tensors | tested with Llama only; other families should load too |
 | MXFP4 | the experts of gpt-oss |
 
 A model split by llama.cpp's `gguf-split` is named by any of its parts, or by the folder that has them. A folder

@@ -44,6 +44,9 @@ def make_backend(
     return _native(num_threads, cache_dir, progress)
 
 
+_HOPPER = (9, 0)
+
+
 def _native_works() -> bool:
     from faser.kernels.cpu.build import COMPILERS, can_build
 
@@ -78,7 +81,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir, product_modules
     from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
-    from faser.kernels.cuda.flashinfer.product_kernels import ProductKernels, load_products
+    from faser.kernels.cuda.flashinfer.product_kernels import ProductKernels, load_blockscale, load_products
     from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
@@ -93,7 +96,10 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     def products() -> ProductKernels:
         return ProductKernels(opened, load_products(product_modules(arch)))
 
-    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8, choices, products)
+    blockscale = load_blockscale if capability == _HOPPER else None
+    return FlashInferBackend(
+        CudaDevice(opened), library, triton_kernels(opened), fp8, choices, products, blockscale
+    )
 
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:

@@ -4,8 +4,9 @@
                program, and its weights alone by FlashInfer's kernels of few rows; share of the copy bandwidth
     layers     the products of a layer together, in separate launches and in the fastest one launch of each
 
-Each in 16 bits, and the target's in fp8: separate launches round the rows to 8 bits as well, which is most of the
-difference. Joined launches of a layer in fp8 are in the log ("layer in 8 bits").
+Each in 16 bits, and the target's in fp8: with a scale a row, where separate launches round the rows to 8 bits as
+well, which is most of the difference, and with scales of blocks, where no launch does. Joined launches of a layer
+in fp8 are in the log ("layer in 8 bits").
 
 Whole steps with the ways that were chosen are in the phases `plain` and `passes`, attention's times in the log.
 """
@@ -28,7 +29,14 @@ from faser.kernels.cuda.choices import GraphClock, KernelClock
 from faser.kernels.cuda.triton.few_rows import STAGES, few_rows
 from faser.kernels.cuda.triton.layer_ops import gate, rms_norm
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
-from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, quantise_weight
+from faser.kernels.interface.fp8 import (
+    FP8,
+    FP8_MAX,
+    LEAST_LARGEST,
+    Fp8Linear,
+    Fp8Rows,
+    quantise_weight,
+)
 
 Weight = Tensor | Fp8Rows
 
@@ -39,6 +47,7 @@ SEPARATE = "separate"
 _ROWS = (1, 2, 4, 8)
 _DRY_ROWS = (2,)
 _EPS = 1e-6
+_BLOCK = 128
 _LIBRARY = ("tinygemm", "cublaslt", "tgv")  # backends of FlashInfer's mm_bf16
 _fp8_products = cache(ScaledFp8)
 
@@ -47,15 +56,21 @@ def run(plan: Plan, desk: Desk) -> None:
     clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     bytes_s = environment.bytes_s(desk.folder)
     desk.append("predicted", PREDICTED)
-    models = (("target", plan.sizes.target, 16), ("target", plan.sizes.target, 8), ("draft", plan.sizes.draft, 16))
-    for name, config, bits in models:
+    target = plan.sizes.target
+    models = (
+        ("target", target, 16, False),
+        ("target", target, 8, False),
+        ("target", target, 8, True),
+        ("draft", plan.sizes.draft, 16, False),
+    )
+    for name, config, bits, blocks in models:
         for rows in _DRY_ROWS if plan.dry_run else _ROWS:
             if not desk.may_begin(f"{name} in {bits} bits: {rows} rows"):
                 continue
-            about = {"model": name, "bits": bits, "rows": rows}
+            about = {"model": name, "bits": bits, "blocks": blocks, "rows": rows}
             layer: dict[str, float] = {"separate_us": 0.0, "one_launch_us": 0.0}
             for unit, size in sizes_of(config).items():
-                found = list(measured(unit, *size, rows, bits, plan.device, clock, bytes_s))
+                found = list(measured(unit, *size, rows, bits, plan.device, clock, bytes_s, blocks=blocks))
                 for each in found:
                     desk.append("products", {**about, "unit": unit, **each})
                 layer["separate_us"] += found[0]["us"]
@@ -78,12 +93,21 @@ def sizes_of(config: Config) -> dict[str, tuple[int, int]]:
 
 @torch.inference_mode()
 def measured(
-    unit: str, outputs: int, inputs: int, rows: int, bits: int, device: str, clock: KernelClock, bytes_s: float
+    unit: str,
+    outputs: int,
+    inputs: int,
+    rows: int,
+    bits: int,
+    device: str,
+    clock: KernelClock,
+    bytes_s: float,
+    *,
+    blocks: bool = False,
 ) -> Iterator[Json]:
     """Each way, the separate one first. difference: from it, as a share of its largest value."""
     random = torch.Generator(device).manual_seed(rows)
     wide = torch.randn((outputs, inputs), generator=random, device=device).div_(math.sqrt(inputs)).bfloat16()
-    weight: Weight = wide if bits == 16 else quantise_weight(wide)
+    weight: Weight = wide if bits == 16 else in_blocks(wide) if blocks else quantise_weight(wide)
     x = torch.randn((rows, inputs), generator=random, device=device).bfloat16()
     kind = _KINDS[unit.split(", ")[-1]]
     wanted = kind(x, weight, None)
@@ -108,6 +132,16 @@ def measured(
         yield found
 
 
+def in_blocks(weight: Tensor) -> Fp8Rows:
+    """Quantise a weight as published checkpoints are, with a scale for 128 x 128 values, and pack it."""
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
+    parts = padded.view(-(-rows // _BLOCK), _BLOCK, -(-columns // _BLOCK), _BLOCK)
+    scales = parts.abs().amax((1, 3)).clamp_min(LEAST_LARGEST) / FP8_MAX
+    values = (parts / scales[:, None, :, None]).view(padded.shape)[:rows, :columns].to(FP8).contiguous()
+    return Fp8Rows(values=values, scales=scales, group=_BLOCK, lines=_BLOCK)
+
+
 def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = None) -> Tensor:
     """In a launch of its own, or in fp8 in three."""
     if isinstance(weight, Fp8Rows):
@@ -119,7 +153,8 @@ def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = N
 
 def _in_one(x: Tensor, weight: Weight, out: Tensor, **options: Any) -> Tensor:
     if isinstance(weight, Fp8Rows):
-        return few_rows(x, weight.values, out, scales=weight.scales, **options)
+        scaling: dict[str, Any] = {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
+        return few_rows(x, weight.values, out, **scaling, **options)
     return few_rows(x, weight, out, **options)
 
 

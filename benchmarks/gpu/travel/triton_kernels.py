@@ -30,9 +30,10 @@ from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
-from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles
+from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles, in_8_bits
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 from faser.kernels.cuda.triton.few_rows import STAGES
+from faser.kernels.cuda.triton.grouped_fp8 import ALL_TILES as GROUPED_TILES
 from faser.kernels.cuda.triton.low_bit import STAGES as LOW_BIT_STAGES
 
 TYPES = {
@@ -86,6 +87,7 @@ _PAIRS = {
     "offsets": "*i64",
     "size": "i32",
     "num_experts": "i32",
+    "groups": "i32",
     "first_weight": "*bf16",
     "inner": "*bf16",
     "biases": "*bf16",
@@ -131,8 +133,12 @@ SIZES |= {"BLOCK_SIZE": 16}
 OTHERS["_few_rows"] = {
     "norm": "*fp32",
     **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
-    "size": "i32",
+    **dict.fromkeys(("size", "groups"), "i32"),
 }
+OTHERS["_grouped_product"] = OTHERS["_few_rows"] | {"weight": "*fp8e4nv"}
+SIZES |= {"GROUP": 0, "LINES": 1}
+_BLOCKS = {"GROUP": 128, "LINES": 128}  # of scales, in nearly all checkpoints that have them
+_IN_8_BITS = {"SCALED": True, **_BLOCKS}
 _LOW_BIT = {
     **dict.fromkeys(("scales", "scale_halves", "minimums", "minimum_halves"), "*fp16"),
     **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
@@ -173,6 +179,7 @@ VARIANTS_ONLY = (
     "_route_few",
     "_few_rows",
     "_few_row_attention",
+    "_grouped_product",
     "_few_low_bit_rows",
     "_low_bit_rows",
     "_dequantise",
@@ -185,6 +192,7 @@ _PIPELINED = {
     "_down": ("width", "size"),
     "_route_few": ("stride", "width"),
     "_few_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
+    "_grouped_product": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_few_row_attention": ("stride",),
     "_few_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
@@ -209,11 +217,22 @@ _UNITS: tuple[dict[str, Any], ...] = (
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
     "_few_rows": [
-        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], "SCALED": scaled, **unit, **_DEPENDENT}
-        for scaled in (False, True)
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], **scaling, **unit, **_DEPENDENT}
+        for scaling in ({"SCALED": False}, {"SCALED": True}, _IN_8_BITS)
         for unit in _UNITS
         for rows in (1, 2, 4, 8)
         for outputs in STAGES
+    ],
+    "_grouped_product": [
+        {
+            "ROWS": tiles.rows,
+            "OUTPUTS": tiles.outputs,
+            "DEPTH": tiles.depth,
+            "num_warps": tiles.warps,
+            "num_stages": tiles.stages,
+            **_BLOCKS,
+        }
+        for tiles in GROUPED_TILES
     ],
     "_few_low_bit_rows": [
         {"ROWS": rows, "OUTPUTS": outputs, "STAGES": LOW_BIT_STAGES[outputs], **kind, **unit, **_DEPENDENT}
@@ -260,12 +279,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         sizes_of(tiles) | {"ACTIVATION": activation, "BIASED": activation == "swigluoai"}
         for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
         for activation in ("silu", "gelu_tanh", "swigluoai")
+    ]
+    + [
+        sizes_of(in_8_bits(tiles)) | {"ACTIVATION": "silu"} | _IN_8_BITS
+        for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
     ],
     "_down": [
-        sizes_of(tiles) | {"BIASED": biased, "ADD_ROWS": add_rows}
+        sizes_of(in_8_bits(tiles) if scaling else tiles) | {"BIASED": biased, "ADD_ROWS": add_rows} | scaling
         for add_rows, some in ((0, ALL_TILES), (FEW_ROWS, FEW_ROW_TILES.values()))
         for tiles in some
-        for biased in (False, True)
+        for biased, scaling in ((False, {}), (True, {}), (False, _IN_8_BITS))
     ],
     "_route_few": [
         {"ROWS": FEW_ROWS, "SUM_ROWS": 16, "OUTPUTS": 16, "DEPTH": 128, "num_warps": 4, "num_stages": 3}
@@ -348,7 +371,8 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     sizes = {each: (SIZES | changed)[each] for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
-    types |= {"weight": "*fp8e4nv"} if name == "_few_rows" and changed["SCALED"] else {}
+    floats = {"weight" if name == "_few_rows" else "first_weight": "*fp8e4nv"}
+    types |= floats if changed.get("SCALED") and name in ("_few_rows", "_gate_up", "_down") else {}
     types |= {"scales": "*i8", "minimums": "*i8"} if changed.get("SCALES_HALVED") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}

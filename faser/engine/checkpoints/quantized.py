@@ -11,18 +11,21 @@ from typing import Any
 
 from faser.errors import ModelError
 
-_SUPPORTED = "supported are fp8, awq, gptq, compressed-tensors and mxfp4"
+_SUPPORTED = "supported are fp8, fbgemm_fp8, modelopt, awq, gptq, compressed-tensors and mxfp4"
+Block = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFp8:
-    """Weights of linear layers in float8_e4m3fn, one scale per tensor or channel; some may be unquantised.
+    """Weights of linear layers in float8_e4m3fn; some may be unquantised.
 
     method: its name in the config. static_inputs: the checkpoint has a fixed scale for the inputs of each layer.
+    block: outputs and inputs that share a scale; None: a channel or a whole tensor has one.
     """
 
     method: str
     static_inputs: bool
+    block: Block | None = None
 
 
 class Layout(StrEnum):
@@ -85,6 +88,18 @@ class ConfigObject:
             )
         return value
 
+    def block(self, name: str) -> Block | None:
+        """Outputs and inputs that share a scale; null is none. Raises ModelError for anything but such a pair."""
+        size = self.fields.get(name)
+        if size is None:
+            return None
+        is_pair = isinstance(size, list) and len(size) == 2 and all(type(each) is int for each in size)
+        if not is_pair or size[0] < 1 or size[1] < 32 or size[1] % 32:
+            raise ModelError(
+                f"{self.path}.{name} is {size!r}; only a pair of numbers can be read, the second a multiple of 32"
+            )
+        return size[0], size[1]
+
     def group_size(self, name: str = "group_size") -> None:
         """Check the values that share a scale: -1, which is a row, or a multiple of 32."""
         size = self.fields.get(name)
@@ -107,6 +122,10 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
     method = config_object.fields.get("quant_method", stated)
     if method == "fp8":
         return _fp8(config_object)
+    if method == "fbgemm_fp8":
+        return StoredFp8(method="fbgemm_fp8", static_inputs=False)
+    if method == "modelopt":
+        return _modelopt(config_object)
     if method == "compressed-tensors":
         return compressed_tensors(config_object)
     if method == "awq":
@@ -119,11 +138,22 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
 
 
 def _fp8(config_object: ConfigObject) -> StoredFp8:
-    """activation_scheme: static or dynamic. Scales are per tensor, in weight_scale and input_scale."""
-    config_object.one_of("weight_block_size", (None,))
-    config_object.one_of("fmt", ("e4m3",), "e4m3")
+    """Read the config of DeepSeek's and Qwen's checkpoints, whose scales are per block, or vLLM's, per tensor.
+
+    activation_scheme: static or dynamic. scale_fmt: ue8m0 rounds scales to powers of two.
+    """
+    config_object.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    config_object.one_of("scale_fmt", (None, "float", "ue8m0"))
     scheme = config_object.one_of("activation_scheme", ("static", "dynamic"))
-    return StoredFp8(method="fp8", static_inputs=scheme == "static")
+    return StoredFp8(
+        method="fp8", static_inputs=scheme == "static", block=config_object.block("weight_block_size")
+    )
+
+
+def _modelopt(config_object: ConfigObject) -> StoredFp8:
+    """Read the config of NVIDIA's Model Optimizer. Scales are per tensor or channel."""
+    algorithm = config_object.one_of("quant_algo", ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"))
+    return StoredFp8(method="modelopt", static_inputs=algorithm == "FP8")
 
 
 def compressed_tensors(config_object: ConfigObject) -> StoredFp8 | StoredLowBit:
@@ -143,7 +173,10 @@ def compressed_tensors(config_object: ConfigObject) -> StoredFp8 | StoredLowBit:
         raise ModelError(f"{groups.path} are {' and '.join(kinds)}; only one kind at a time can be read")
     if kinds[0] == "float-quantized":
         static = [_floats(group) for group in named.values()]
-        return StoredFp8(method="compressed-tensors", static_inputs=any(static))
+        blocks = {_block(group.within("weights")) for group in named.values()}
+        if len(blocks) > 1:
+            raise ModelError(f"{groups.path} have scales of {len(blocks)} kinds; only one at a time can be read")
+        return StoredFp8(method="compressed-tensors", static_inputs=any(static), block=blocks.pop())
     layout = Layout(kinds[0])
     bits = sorted({_integers(group, layout) for group in named.values()})
     return StoredLowBit(method=f"compressed-tensors {layout}", layout=layout, bits=tuple(bits))
@@ -158,10 +191,24 @@ def _floats(group: ConfigObject) -> bool:
         config_object.one_of("type", ("float",), "int")
         config_object.one_of("symmetric", (True,), True)
     weights.one_of("dynamic", (False,), False)
-    weights.one_of("strategy", ("tensor", "channel"), _strategy(weights))
+    weights.one_of("strategy", ("tensor", "channel", "block", "group"), _strategy(weights))
     is_dynamic = inputs.one_of("dynamic", (True, False), False)
-    inputs.one_of("strategy", ("token", "tensor") if is_dynamic else ("tensor",), _strategy(inputs))
+    inputs.one_of("strategy", ("token", "tensor", "group") if is_dynamic else ("tensor",), _strategy(inputs))
     return not is_dynamic
+
+
+def _block(weights: ConfigObject) -> Block | None:
+    """The values that share a scale, of weights in 8-bit floats; None: those of a channel or a tensor do."""
+    strategy = weights.fields.get("strategy") or _strategy(weights)
+    if strategy not in ("block", "group"):
+        return None
+    name = "block_structure" if strategy == "block" else "group_size"
+    if weights.fields.get(name) is None:
+        raise ModelError(f"{weights.path}.{name} is None; its strategy is {strategy!r}")
+    if strategy == "block":
+        return weights.block(name)
+    weights.group_size()
+    return 1, int(weights.fields[name])
 
 
 def _integers(group: ConfigObject, layout: Layout) -> int:

@@ -14,6 +14,13 @@ FP8_DYNAMIC: dict[str, Any] = {
     "activation_scheme": "dynamic",
     "ignored_layers": ["lm_head"],
 }
+FP8_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+}
 FP8_STATIC = FP8_DYNAMIC | {"activation_scheme": "static"}
 
 
@@ -53,7 +60,7 @@ def compressed_tensors(**changes: Any) -> dict[str, Any]:
 
 
 def is_product(name: str) -> bool:
-    return name.endswith("_proj.weight")
+    return name.endswith(("_proj.weight", "experts.gate_up_proj", "experts.down_proj"))
 
 
 def quantised(weight: Tensor, *, by_channel: bool) -> tuple[Tensor, Tensor]:
@@ -61,6 +68,39 @@ def quantised(weight: Tensor, *, by_channel: bool) -> tuple[Tensor, Tensor]:
     largest = weight.abs().amax(1, keepdim=True) if by_channel else weight.abs().amax().reshape(1)
     scales = largest / FP8_MAX
     return (weight / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
+
+
+def quantised_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Values and scales of blocks [..., ceil(N / rows), ceil(K / columns)]; the last ones may be smaller."""
+    rows, columns = weight.shape[-2:]
+    down, across = -rows % block[0], -columns % block[1]
+    padded = torch.nn.functional.pad(weight, (0, across, 0, down))
+    down, across = (size // part for size, part in zip(padded.shape[-2:], block, strict=True))
+    parts = padded.reshape(*weight.shape[:-2], down, block[0], across, block[1])
+    scales = parts.abs().amax((-3, -1)) / FP8_MAX
+    values = (weight / spread(scales, block)[..., :rows, :columns]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return values, scales
+
+
+def spread(scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """The scale of each value of whole blocks."""
+    return scales.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+
+
+def stored_blocks(
+    weights: dict[str, Tensor], block: tuple[int, int] = (128, 128), ending: str = "_scale_inv"
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a checkpoint with scales of blocks, and of a plain one of what they stand for."""
+    stored: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        stored[name] = plain[name] = weight
+        if is_product(name):
+            stored[name], scales = quantised_blocks(weight, block)
+            stored[f"{name}{ending}"] = scales
+            rows, columns = weight.shape[-2:]
+            plain[name] = stored[name].float() * spread(scales, block)[..., :rows, :columns]
+    return stored, plain
 
 
 def stored_weights(

@@ -7,7 +7,13 @@ import pytest
 
 from faser.engine.checkpoints.quantized import StoredFp8, StoredMxfp4, StoredQuantization, stored_quantization
 from faser.errors import ModelError
-from tests.engine.checkpoints.fp8_checkpoints import FP8_DYNAMIC, FP8_STATIC, arguments, compressed_tensors
+from tests.engine.checkpoints.fp8_checkpoints import (
+    FP8_BLOCKS,
+    FP8_DYNAMIC,
+    FP8_STATIC,
+    arguments,
+    compressed_tensors,
+)
 
 DYNAMIC_INPUTS = arguments(dynamic=True, strategy="token")
 STATIC_INPUTS = arguments(strategy="tensor")
@@ -32,6 +38,43 @@ def test_a_config_that_says_nothing_is_of_plain_weights(config: dict[str, Any]) 
 )
 def test_fp8_is_read(quantization: dict[str, Any], static_inputs: bool) -> None:
     assert read(quantization) == StoredFp8(method="fp8", static_inputs=static_inputs)
+
+
+@pytest.mark.parametrize(
+    "quantization, block",
+    [
+        (FP8_BLOCKS, (128, 128)),
+        (FP8_BLOCKS | {"weight_block_size": [1, 64], "scale_fmt": "ue8m0"}, (1, 64)),
+    ],
+)
+def test_scales_of_blocks_are_read(quantization: dict[str, Any], block: tuple[int, int]) -> None:
+    assert read(quantization) == StoredFp8(method="fp8", static_inputs=False, block=block)
+
+
+@pytest.mark.parametrize(
+    "weights, block",
+    [
+        (arguments(strategy="block", block_structure=[128, 64]), (128, 64)),
+        (arguments(strategy="group", group_size=96), (1, 96)),
+        (arguments(strategy=None, group_size=128), (1, 128)),
+    ],
+)
+def test_scales_of_blocks_of_compressed_tensors_are_read(weights: dict[str, Any], block: tuple[int, int]) -> None:
+    inputs = DYNAMIC_INPUTS | {"strategy": "group", "group_size": block[1]}
+    stated = read(compressed_tensors(group={"weights": weights, "input_activations": inputs}))
+    assert stated == StoredFp8(method="compressed-tensors", static_inputs=False, block=block)
+
+
+@pytest.mark.parametrize(
+    "quantization, static_inputs",
+    [
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, False),
+    ],
+)
+def test_8_bit_floats_of_other_libraries_are_read(quantization: dict[str, Any], static_inputs: bool) -> None:
+    assert read(quantization) == StoredFp8(method=quantization["quant_method"], static_inputs=static_inputs)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +106,11 @@ def test_mxfp4_is_read() -> None:
     assert read({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}) == StoredMxfp4()
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "quark", "torchao"])
 def test_other_methods_are_refused_by_name_with_what_is_read(method: str) -> None:
     with pytest.raises(
         ModelError,
-        match=f"quantization_config is '{method}'; supported are fp8, awq, gptq, compressed-tensors and mxfp4",
+        match=f"quantization_config is '{method}'; supported are fp8, fbgemm_fp8, modelopt, awq, gptq, ",
     ):
         read({"quant_method": method, "bits": 4})
 
@@ -80,7 +123,14 @@ GROUP = "config_groups.group_0"
     [
         ("fp8", "quantization_config is 'fp8'; it must be an object"),
         ({"bits": 4}, "quantization_config is {'bits': 4}"),
-        (FP8_DYNAMIC | {"weight_block_size": [128, 128]}, "weight_block_size is [128, 128]"),
+        (FP8_BLOCKS | {"weight_block_size": [128, 16]}, "weight_block_size is [128, 16]; only a pair of numbers"),
+        (FP8_BLOCKS | {"weight_block_size": [128, 48]}, "weight_block_size is [128, 48]"),
+        (FP8_BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size is [0, 128]"),
+        (FP8_BLOCKS | {"weight_block_size": 128}, "weight_block_size is 128"),
+        (FP8_BLOCKS | {"weight_block_size": [True, 128]}, "weight_block_size is [True, 128]"),
+        (FP8_BLOCKS | {"scale_fmt": "e5m2"}, "scale_fmt is 'e5m2'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, "quant_algo is 'FP8_PB_WO'"),
         (FP8_DYNAMIC | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
         (FP8_DYNAMIC | {"activation_scheme": None}, "activation_scheme is None"),
         (compressed_tensors(format="pack-quantized"), f"{GROUP}.weights.type is 'float'"),
@@ -104,16 +154,20 @@ GROUP = "config_groups.group_0"
         (compressed_tensors(group={"weights": arguments(dynamic=True)}), f"{GROUP}.weights.dynamic is True"),
         (
             compressed_tensors(group={"weights": arguments(strategy="block")}),
-            f"{GROUP}.weights.strategy is 'block'",
+            f"{GROUP}.weights.block_structure is None; its strategy is 'block'",
         ),
         (
-            compressed_tensors(group={"weights": arguments(strategy=None, group_size=128)}),
-            f"{GROUP}.weights.strategy is 'group'",
+            compressed_tensors(group={"weights": arguments(strategy="group", group_size=48)}),
+            f"{GROUP}.weights.group_size is 48",
+        ),
+        (
+            compressed_tensors(group={"weights": arguments(strategy="tensor_group")}),
+            f"{GROUP}.weights.strategy is 'tensor_group'",
         ),
         (compressed_tensors(group={"input_activations": None}), f"{GROUP}.input_activations is None"),
         (
-            compressed_tensors(group={"input_activations": DYNAMIC_INPUTS | {"strategy": "group"}}),
-            f"{GROUP}.input_activations.strategy is 'group'",
+            compressed_tensors(group={"input_activations": DYNAMIC_INPUTS | {"strategy": "channel"}}),
+            f"{GROUP}.input_activations.strategy is 'channel'",
         ),
         (
             compressed_tensors(group={"input_activations": STATIC_INPUTS | {"strategy": "token"}}),
@@ -132,6 +186,13 @@ GROUP = "config_groups.group_0"
 def test_what_is_not_read_is_refused_with_the_name_of_its_field(quantization: Any, named: str) -> None:
     with pytest.raises(ModelError, match=re.escape(named)):
         read(quantization)
+
+
+def test_groups_have_blocks_of_one_size() -> None:
+    groups = compressed_tensors()["config_groups"]
+    second = groups["group_0"] | {"weights": arguments(strategy="block", block_structure=[128, 128])}
+    with pytest.raises(ModelError, match="config_groups have scales of 2 kinds; only one at a time can be read"):
+        read(compressed_tensors(config_groups=groups | {"group_1": second}))
 
 
 def test_every_group_is_looked_at() -> None:

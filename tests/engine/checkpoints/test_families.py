@@ -500,13 +500,13 @@ def test_experts_of_qwen3_5_are_read_as_the_hub_and_as_transformers_stores_them(
     torch.testing.assert_close(load(tmp_path).prefill(oracle.token_ids, ()), oracle.logits, atol=1e-4, rtol=0)
 
 
-def stacked(stored: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+def stacked(stored: dict[str, Tensor], count: int, ending: str = "weight") -> dict[str, Tensor]:
     """As the hub has Qwen3.5's experts: gate_up_proj [E, 2 F, H], gate first, and down_proj [E, H, F]."""
     found = {name: each for name, each in stored.items() if ".mlp.experts." not in name}
     for prefix in {name.split("experts.")[0] for name in stored if ".mlp.experts." in name}:
 
         def part(name: str, expert: int, prefix: str = prefix) -> Tensor:
-            return stored[f"{prefix}experts.{expert}.{name}.weight"]
+            return stored[f"{prefix}experts.{expert}.{name}.{ending}"]
 
         both = [torch.cat((part("gate_proj", each), part("up_proj", each))) for each in range(count)]
         found[f"{prefix}experts.gate_up_proj"] = torch.stack(both)

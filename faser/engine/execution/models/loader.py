@@ -28,7 +28,9 @@ from faser.engine.execution.models.sources import (
     Fp8Source,
     block_formats,
     gguf_rows,
+    int8_rows,
     rounded_rows,
+    takes_fp8_as_int8,
 )
 from faser.engine.execution.models.stacked_experts import StackedSource
 from faser.engine.execution.models.stored_codes import CodeSource
@@ -45,6 +47,7 @@ from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.collectives import Collectives
 from faser.kernels.interface.fp8 import quantise_weight
+from faser.kernels.interface.low_bit.rows import INT8
 
 _log = logging.getLogger("faser")
 _LOW_BIT = ("gguf", *QUANTIZATIONS)
@@ -210,13 +213,23 @@ def checkpoint_form(
             " and ".join(map(str, stored.bits)),
         )
         return CheckpointForm(source=codes, blocks=codes.rows)
-    floats = Fp8Source(source)
+    floats = Fp8Source(source, stored.block)
     if quantization == "none":
         return CheckpointForm(source=floats)
     if floats.has_cache_scales:
         _log.info(
             "%s: ignoring the scales of keys and values; --kv-cache-dtype fp8 uses a scale of one", directory
         )
+    if takes_fp8_as_int8(backend):
+        _log.info(
+            "%s: using weights (%s) as int8, one scale for %d values, with 8-bit activations; --quantization none "
+            "computes in %s",
+            directory,
+            stored.method,
+            INT8.group_size,
+            str(dtype).removeprefix("torch."),
+        )
+        return CheckpointForm(source=floats, blocks=partial(int8_rows, floats))
     if not backend.has_fp8:
         _warn_of_dequantising(directory, stored.method, "fp8", backend, dtype)
         return CheckpointForm(source=floats)
@@ -276,4 +289,7 @@ def open_source(path: Path) -> WeightSource:
     """
     config = read_model_config(path)
     source, stacked = open_tensors(path, config), config.spec.names.stacked_experts
-    return source if stacked is None or isinstance(source, GgufSource) else StackedSource(source, stacked)
+    if stacked is None or isinstance(source, GgufSource):
+        return source
+    block = config.quantization.block if isinstance(config.quantization, StoredFp8) else None
+    return StackedSource(source, stacked, 1 if block is None else block[0])

@@ -2,8 +2,8 @@
 GGUF blocks, or rounding while loading.
 
 A WeightSource (weights.py) gives tensors under the hub's names. Quantised ones also give rows as they are stored,
-for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows
-neither configs nor backends.
+for backends that multiply them so; stored_codes.py has the integers of AWQ, GPTQ and compressed-tensors. Knows no
+configs.
 """
 
 from collections.abc import Mapping
@@ -16,26 +16,37 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.wrappers import text_name
 from faser.engine.checkpoints.gguf_weights import GgufSource
+from faser.engine.checkpoints.quantized import Block
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 from faser.files import parse_json
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.rows import INT4, INT8, FloatRows, LowBitRows, Scheme, block_rows
+from faser.kernels.interface.low_bit.rows import (
+    INT4,
+    INT8,
+    MULTIPLIED,
+    FloatRows,
+    LowBitRows,
+    Scheme,
+    block_rows,
+)
 
 QUANTIZATIONS = {"int8": INT8, "int4": INT4}
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 _INTEGERS = (torch.int32, torch.int8, torch.uint8, torch.int64)  # of quantised weights
 _DTYPES = (*_FLOATS, *_INTEGERS, torch.bool)  # booleans: the vocabulary of a head
 _LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weights
 # Scales that FASER does not use. Activations get a scale per row in every step, finer than one fixed scale for all
 # rows; keys and values are stored with a scale of one.
 _OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
-_UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
+_UNUSED = (".input_scale", ".activation_scale", ".output_scale", ".q_scale", *_OF_CACHE)
+_SCALES = ("_scale", "_scale_inv")  # of a weight; the second name is that of scales per block, no inverse either
 _WITHIN, _BARE = "model.", "embed_tokens.weight"
 # Of multimodal models: prefixes of what is not of the text half.
 _NOT_TEXT = tuple(
@@ -171,15 +182,16 @@ def with_model_prefix(source: SafetensorsSource) -> SafetensorsSource | RenamedS
 class Fp8Source:
     """A WeightSource over a quantised checkpoint: `get` dequantises, and `names` leaves the scales out.
 
-    has_cache_scales: whether the checkpoint has scales of keys and values, which FASER does not use.
+    block: outputs and inputs of a weight that share a scale; None: a row or all do. has_cache_scales: whether the
+    checkpoint has scales of keys and values, which FASER does not use.
     """
 
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
+    def __init__(self, source: WeightSource, block: Block | None = None) -> None:
+        self._source, self._block = source, block
         stored = source.names()
         known = set(stored)
-        self._quantised = {name for name in stored if _scale_name(name) in known}
-        scales = {_scale_name(name) for name in self._quantised}
+        self._scales = {name: name + ending for name in stored for ending in _SCALES if name + ending in known}
+        scales = set(self._scales.values())
         self.has_cache_scales = any(name.endswith(_OF_CACHE) for name in stored)
         self._names = [name for name in stored if name not in scales and not name.endswith(_UNUSED)]
 
@@ -192,27 +204,55 @@ class Fp8Source:
         return self._source.get(name) if quantised is None else quantised.dequantised()
 
     def fp8(self, name: str) -> Fp8Rows | None:
-        """A quantised tensor as it is stored, with one scale per row; None: it is not quantised.
+        """A quantised tensor as it is stored, with the scales of each row; None: it is not quantised.
 
         Raises ModelError that names a tensor of another dtype, or scales whose shape does not fit.
         """
-        if name not in self._quantised:
+        if name not in self._scales:
             return None
-        values, scales = self._source.get(name), self._source.get(_scale_name(name))
+        values, scales = self._source.get(name), self._source.get(self._scales[name])
         if values.dtype is not FP8 or values.dim() != 2:
             stored = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
             raise ModelError(f"tensor {name} has scales but is {stored}; it must be a float8_e4m3fn matrix")
-        rows = len(values)
-        if scales.shape not in ((), (1,), (1, 1), (rows,), (rows, 1)):
+        if not scales.dtype.is_floating_point:
+            stored = str(scales.dtype).removeprefix("torch.")
+            raise ModelError(f"tensor {self._scales[name]} is {stored}; scales are floats")
+        rows, wide = len(values), scales.float()
+        if not bool(wide.isfinite().all()):
+            raise ModelError(f"tensor {self._scales[name]} has scales that are not finite")
+        if scales.numel() == 1 and scales.dim() <= 2:
+            return Fp8Rows(values=values, scales=wide.reshape(1).expand(rows).contiguous())
+        if self._block is not None:
+            return self._in_blocks(name, values, wide, self._block)
+        if scales.shape not in ((rows,), (rows, 1)):
             raise ModelError(
-                f"tensor {_scale_name(name)} has shape {list(scales.shape)}; for {name} of {list(values.shape)} "
+                f"tensor {self._scales[name]} has shape {list(scales.shape)}; for {name} of {list(values.shape)} "
                 f"it must be one scale, [1], or one a row, [{rows}] or [{rows}, 1]"
             )
-        return Fp8Rows(values=values, scales=scales.float().reshape(-1).expand(rows).contiguous())
+        return Fp8Rows(values=values, scales=wide.reshape(-1).contiguous())
+
+    def _in_blocks(self, name: str, values: Tensor, scales: Tensor, block: Block) -> Fp8Rows:
+        expected = tuple(-(-size // part) for size, part in zip(values.shape, block, strict=True))
+        if scales.shape != expected:
+            raise ModelError(
+                f"tensor {self._scales[name]} has shape {list(scales.shape)}; for {name} of {list(values.shape)} "
+                f"in blocks of {block[0]} x {block[1]} it must be {list(expected)}"
+            )
+        by_row = scales.repeat_interleave(block[0], 0)[: len(values)]
+        return Fp8Rows(values=values, scales=by_row, group=block[1])
 
 
-def _scale_name(name: str) -> str:
-    return f"{name}_scale"
+def takes_fp8_as_int8(backend: Backend) -> bool:
+    """Return whether weights in 8-bit floats are computed as integers: on CPUs with products of these alone."""
+    return backend.device.type == "cpu" and backend.prefers_low_bit and not backend.has_fp8
+
+
+def int8_rows(source: Fp8Source, name: str) -> LowBitRows | None:
+    """A quantised matrix as integers, rounded when it is packed; None: it is not quantised, or of odd sizes."""
+    found = source.fp8(name)
+    if found is None or found.shape[1] % MULTIPLIED:
+        return None
+    return rounded_rows(source, INT8.name, name)
 
 
 def gguf_rows(source: GgufSource, name: str) -> LowBitRows | None:

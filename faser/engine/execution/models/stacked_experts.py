@@ -6,6 +6,9 @@ E experts of F channels, a hidden size of H. In floats, by families/architecture
     gate_up_proj         [E, 2 F, H]    [E, H, 2 F]    input_linear
     down_proj            [E, H, F]      [E, F, H]      output_linear
 
+Of products in 8-bit floats, _scale_inv has a scale for each block of an expert's matrix, [E, outputs, inputs], or
+one for each expert, [E].
+
 Of gpt-oss, whose channels of gate and up alternate, also gate_up_proj_bias [E, 2 F] and down_proj_bias [E, H]; or,
 of a product of K inputs and N outputs in MXFP4, _blocks [E, N, K / 32, 16] uint8 and _scales [E, N, K / 32] uint8.
 Tensors of single experts are given as they are.
@@ -29,7 +32,9 @@ from faser.errors import ConfigError, ModelError
 from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 from faser.types.arrays import Bytes
 
-_STACKED = re.compile(r"(.*\.)experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
+_STACKED = re.compile(
+    r"(.*\.)experts\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|_scale_inv|_activation_scale|)"
+)
 _OF_GRANITE = re.compile(r"(.*\.block_sparse_moe\.)(input_linear|output_linear)(\.weight)")
 _PARTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -38,14 +43,18 @@ _PARTS = {
     "output_linear": ("w2",),
 }
 _GROUP = 32
+_SCALES_OF_BLOCKS = "_scale_inv"
 _Place = tuple[str, int | None, slice]  # tensor; of which expert, None: it is of none; which of its rows
 
 
 class StackedSource:
-    """A WeightSource over such a checkpoint: `get` dequantises, and `names` are those of single experts."""
+    """A WeightSource over such a checkpoint: `get` dequantises, and `names` are those of single experts.
 
-    def __init__(self, source: WeightSource, order: StackedExperts) -> None:
-        self._source = source
+    block_rows: outputs that share scales in 8-bit floats; 1: no others than those of an expert, or none at all.
+    """
+
+    def __init__(self, source: WeightSource, order: StackedExperts, block_rows: int = 1) -> None:
+        self._source, self._block_rows = source, block_rows
         self._alternates = order is StackedExperts.ALTERNATING
         self._stored: dict[str, _Place] = {}
         known = set(source.names())
@@ -65,6 +74,8 @@ class StackedSource:
         if expert is None:
             return self._source.get(stored)
         found = self._source.get(stored)[expert]
+        if found.dim() < 2 and name.endswith(_SCALES_OF_BLOCKS):
+            return found.reshape(1)  # of the whole matrix
         return found.T[rows] if found.dim() == 2 and self._alternates else found[rows]
 
     def rows(self, name: str) -> LowBitRows | None:
@@ -95,15 +106,20 @@ class StackedSource:
             yield name, (name, None, slice(None))
             return
         prefix, whole, ending = match.groups()
-        if ending == "_scales":
+        if ending in ("_scales", "_activation_scale"):
             return
         shape, parts = self._source.get(name).shape, _PARTS[whole]
         if shape[0] > MOST_EXPERTS:  # an empty tensor may have any number
             raise ModelError(f"tensor {name} has shape {list(shape)}; at most {MOST_EXPERTS} experts can be read")
-        ending = "bias" if ending == "_bias" else "weight"
+        if not ending and len(parts) > 1 and shape[1] // len(parts) % self._block_rows:
+            raise ModelError(
+                f"tensor {name} has shape {list(shape)}; a block of {self._block_rows} outputs is of gate and up "
+                "at once, which cannot be read"
+            )
+        ending = {"_bias": "bias", _SCALES_OF_BLOCKS: f"weight{_SCALES_OF_BLOCKS}"}.get(ending, "weight")
         for expert in range(shape[0]):
             for number, part in enumerate(parts):
-                size = shape[1] // len(parts)
+                size = shape[1] // len(parts) if len(shape) > 1 else 0
                 halves = slice(number * size, (number + 1) * size)
                 rows = slice(number, None, len(parts)) if self._alternates else halves
                 yield f"{prefix}experts.{expert}.{part}.{ending}", (name, expert, rows)

@@ -11,6 +11,7 @@ norm instead would take as many launches and read as much.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +26,7 @@ from faser.kernels.cuda.flashinfer.few_row_blocks import FewRowBlocks
 from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
 from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
+from faser.kernels.cuda.flashinfer.grouped_products import GroupedProducts
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.low_bit_products import LowBitProducts
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -34,7 +36,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     plan_attention,
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
-from faser.kernels.cuda.flashinfer.products import Products, ProductWays
+from faser.kernels.cuda.flashinfer.products import Products, ProductWays, ways_in_16_bits
 from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.adapters import TorchAdapters
@@ -51,6 +53,8 @@ from faser.types.activation import Activation
 
 DTYPES = (torch.bfloat16, torch.float16)
 _DELTA_HEAD_DIMS = range(16, 257, 16)
+_TILED = "tiles"  # the first ones of grouped_fp8.py
+_IN_8_BITS = 2.0**-4  # of the largest value: some kernels round rows to 8 bits
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
 
 
@@ -133,7 +137,7 @@ class FlashInferBackend:
     """Backend of FlashInfer and Triton. Allocates memory when first needed.
 
     fp8: None: no fp8 products. choices: between kernels that compute the same; None: those of always.
-    products: makes FlashInfer's products, for one backend; None: all are torch's.
+    products: makes FlashInfer's products, for one backend; None: all are torch's. blockscale: see GroupedProducts.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class FlashInferBackend:
         fp8: Fp8Products | None = None,
         choices: Choices | None = None,
         products: Callable[[], ProductWays] | None = None,
+        blockscale: Callable[[], Any] | None = None,
     ) -> None:
         self.device = accelerator.device
         self.choices = choices or Choices()
@@ -184,7 +189,13 @@ class FlashInferBackend:
         self._load_products = products
         self._products: Products | None = None
         if products is not None and self.choices.can_measure:
-            self._products = Products(products, self._by_torch, self.choices)
+            self._products = Products(ways_in_16_bits(products), self._by_torch, self.choices)
+        self._load_blockscale = blockscale
+        self._grouped: Products | None = None
+        if fp8 is not None and self.choices.can_measure:
+            self._grouped = Products(
+                GroupedProducts(blockscale).ways, fp8.linear, self.choices, first=_TILED, tolerance=_IN_8_BITS
+            )
         self._workspace = AttentionWorkspace(accelerator)
         self._lane_states: dict[DeviceLane | None, _LaneState] = {}
         self._current = self._lane_state(None)
@@ -215,7 +226,13 @@ class FlashInferBackend:
     def concurrent_instance(self) -> "FlashInferBackend":
         """See Backend. The new instance has wrappers, a workspace and a graph memory pool of its own."""
         return FlashInferBackend(
-            self._accelerator, self._library, self._kernels, self._fp8, self.choices, self._load_products
+            self._accelerator,
+            self._library,
+            self._kernels,
+            self._fp8,
+            self.choices,
+            self._load_products,
+            self._load_blockscale,
         )
 
     @property
@@ -270,6 +287,8 @@ class FlashInferBackend:
             return self._low_bit.linear(x, packed, out, residual)
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
+            if self._grouped is not None and not packed.by_row:
+                return self._grouped.linear(x, packed, out, residual)
             return self._fp8.linear(x, packed, out, residual)
         if self._products is not None:
             return self._products.linear(x, packed, out, residual)
@@ -340,7 +359,7 @@ class FlashInferBackend:
         *,
         slots: Tensor | None = None,
     ) -> None:
-        """See Backend. Raises ConfigError for weights in 8 bits."""
+        """See Backend. Raises ConfigError for weights of which some alone are in 8 bits."""
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
@@ -353,7 +372,7 @@ class FlashInferBackend:
         run(x, logits, hidden, self.expert_counter(), shared, slots)
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
-        """Return [R, H] float32 of the expert that every row passes. Raises ConfigError for weights in 8 bits."""
+        """Return [R, H] float32 of the expert that every row passes."""
         gate_up, down = (expert_matrices((each,)).weights[0] for each in products)
         size = (len(x), len(gate_up))
         inner = self.gate(
@@ -370,14 +389,17 @@ class FlashInferBackend:
         return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
 
     def _few_row_ways(self, block: Experts) -> Ways:
-        """Return ways to compute a mixture in fewer launches; none where a shared expert has another size."""
+        """Return ways to compute a mixture in fewer launches; none where a shared expert has another form."""
         shared = block.shared or ()
-        gate_up, down = (
-            expert_matrices((*each, *shared[at : at + 1])) for at, each in enumerate((block.gate_up, block.down))
-        )
-        if len({(each.shape, other.shape) for each, other in zip(gate_up.weights, down.weights, strict=True)}) > 1:
+        products = [(*each, *shared[at : at + 1]) for at, each in enumerate((block.gate_up, block.down))]
+        forms = {
+            (type(each), type(other), each.weight.shape, other.weight.shape)
+            for each, other in zip(*products, strict=True)
+        }
+        if len(forms) > 1:
             return {}
         assert self._kernels.few_row_experts is not None
+        gate_up, down = map(expert_matrices, products)
         return self._kernels.few_row_experts(block, expert_matrices((block.router,)), gate_up, down)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> None:
@@ -486,10 +508,11 @@ class FlashInferBackend:
 
 
 def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
-    """Raises ConfigError for weights in 8 bits."""
-    for each in products:
-        if not isinstance(each, CudaLinear):
-            raise ConfigError("the flashinfer backend multiplies experts in 16 bits, not in fp8")
+    """Raises ConfigError for weights of which some alone are in 8 bits."""
+    quantised = tuple(each.weight for each in products if isinstance(each, Fp8Linear))
+    if len(quantised) not in (0, len(products)):
+        raise ConfigError("some experts of a layer are in fp8 and others are not; they must all be")
     biases = tuple(each.bias for each in products if each.bias is not None)
     assert len(biases) in (0, len(products)), "some experts have biases and others have none"
-    return ExpertMatrices(weights=tuple(each.weight for each in products), biases=biases or None)
+    weights = tuple(each.values for each in quantised) or tuple(each.weight for each in products)
+    return ExpertMatrices(weights=weights, biases=biases or None, quantised=quantised or None)

@@ -32,11 +32,13 @@ MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in H
 ENDINGS = tuple(map("".join, product(("", "_window"), ("", "_capped"), ("", "_fp8"))))
 # Of products, which no model needs: torch has its own. By the names of FlashInfer's modules.
 PRODUCTS = {"cublaslt": "mm_bf16_cublaslt", "tinygemm": "tinygemm2"}
-ALL_MODULES = (*(name + ending for ending in ENDINGS for name in MODULES), *PRODUCTS)
+# Of weights in 8-bit floats with scales of blocks; for Hopper alone, and Triton has a product of them for all.
+BLOCK_PRODUCTS = {"blockscale": "fp8_blockscale_gemm_90"}
+ALL_MODULES = (*(name + ending for ending in ENDINGS for name in MODULES), *PRODUCTS, *BLOCK_PRODUCTS)
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
-_SECONDS = {"decode": 29, "prefill": 123, "cublaslt": 19, "tinygemm": 26}
+_SECONDS = {"decode": 29, "prefill": 123, "cublaslt": 19, "tinygemm": 26, "blockscale": 150}
 _TINYGEMM_MAJOR = 9
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
@@ -69,8 +71,8 @@ class Module:
     @property
     def own_name(self) -> str:
         """FlashInfer's name of the module: of its folder and of the file in it."""
-        if self.name in PRODUCTS:
-            return PRODUCTS[self.name]
+        if found := (PRODUCTS | BLOCK_PRODUCTS).get(self.name):
+            return found
         kind, size, *options = self.name.split("_")
         letters = _TYPES[self.dtype]
         stored = _FP8 if "fp8" in options else letters
@@ -107,8 +109,9 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All modules that a supported model can need."""
-    attention = [name for name in ALL_MODULES if name not in PRODUCTS]
-    return (*(Module(name=name, dtype=dtype) for dtype in _TYPES for name in attention), *product_modules(ARCH))
+    attention = [name for name in ALL_MODULES if name not in PRODUCTS | BLOCK_PRODUCTS]
+    products = (*product_modules(ARCH), *(Module(name=name) for name in BLOCK_PRODUCTS))
+    return (*(Module(name=name, dtype=dtype) for dtype in _TYPES for name in attention), *products)
 
 
 def product_modules(archs: str) -> tuple[Module, ...]:
@@ -306,6 +309,10 @@ def spec_of(name: str) -> Any:
         from flashinfer.jit import gen_tinygemm2_module
 
         return gen_tinygemm2_module()
+    if name == "blockscale":
+        from flashinfer.jit.gemm import gen_fp8_blockscale_gemm_sm90_module
+
+        return gen_fp8_blockscale_gemm_sm90_module()
     import torch
     from flashinfer.jit.attention import gen_batch_decode_module
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
@@ -319,6 +326,13 @@ def spec_of(name: str) -> Any:
         return gen_batch_decode_module(*shape)
     # The wrapper loads this variant, for equal strides of keys and values, not the one with a public name.
     return _gen_batch_prefill_primary_module("fa2", *shape, False)
+
+
+def package_sources() -> Path:
+    """Return the folder of FlashInfer's CUDA sources, from which DeepGEMM compiles a kernel at its first run."""
+    from flashinfer.jit import env
+
+    return Path(env.FLASHINFER_CSRC_DIR)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ Importing this module does not import Triton; triton_kernels does.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ from faser.kernels.cuda.low_bit import LowBitMatrix
 from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
+from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.mixers import LayerStates
 from faser.kernels.interface.sampling import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
+from faser.optional import maybe
+
+if TYPE_CHECKING:
+    from faser.kernels.cuda.triton.experts import ExpertWeights
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
@@ -73,10 +78,14 @@ class LowBitKernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatrices:
-    """One product of each expert. weights: [N, K] each. biases: [N] each; None: there are none."""
+    """One product of each expert. weights: [N, K] each, in 8 bits those of the rows of `quantised`.
+
+    biases: [N] each; None: there are none. quantised: None: weights are in 16 bits.
+    """
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] | None
+    quantised: tuple[Fp8Rows, ...] | None = None
 
 
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
@@ -116,11 +125,11 @@ class DeviceKernels:
 
 def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
     """Those of triton/experts.py. Raises EngineError for matrices that are not alike."""
-    from faser.kernels.cuda.triton.experts import ExpertWeights, experts
+    from faser.kernels.cuda.triton.experts import experts
 
     return partial(
         experts,
-        ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
+        _networks(gate_up, down),
         top_k=block.top_k,
         renormalise=block.renormalise,
         activation=block.activation,
@@ -132,11 +141,10 @@ def few_row_experts_kernels(
     block: Experts, router: ExpertMatrices, gate_up: ExpertMatrices, down: ExpertMatrices
 ) -> dict[str, RunFewRowExperts]:
     """Those of triton/few_row_experts.py. Raises EngineError for matrices that are not alike."""
-    from faser.kernels.cuda.triton.experts import ExpertWeights
     from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
 
     run = FewRowExperts(
-        networks=ExpertWeights.of(gate_up.weights, down.weights, gate_up.biases, down.biases),
+        networks=_networks(gate_up, down),
         router=router.weights[0],
         router_bias=None if router.biases is None else router.biases[0],
         top_k=block.top_k,
@@ -146,6 +154,19 @@ def few_row_experts_kernels(
         shares=block.shared is not None,
     )
     return {name: partial(run, tiles=tiles) for name, tiles in FEW_ROW_TILES.items()}
+
+
+def _networks(gate_up: ExpertMatrices, down: ExpertMatrices) -> "ExpertWeights":
+    from faser.kernels.cuda.triton.experts import ExpertScaling, ExpertWeights
+
+    return ExpertWeights.of(
+        gate_up.weights,
+        down.weights,
+        gate_up.biases,
+        down.biases,
+        maybe(ExpertScaling.of, gate_up.quantised),
+        maybe(ExpertScaling.of, down.quantised),
+    )
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:

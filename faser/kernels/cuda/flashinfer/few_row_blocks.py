@@ -14,6 +14,7 @@ of these numbers; see triton/few_rows.py.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,21 +62,29 @@ class _Unit:
     adds: bool = False
 
     @property
-    def stored(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight [N, K] as it is stored, and in 8 bits the scales of its outputs."""
+    def weight(self) -> Tensor:
+        """Return the weight [N, K] as it is stored."""
         product = self.product
         assert not isinstance(product, CudaLowBit), "codes have a form of their own"
-        if isinstance(product, Fp8Linear):
-            return product.weight.values, product.weight.scales
-        return product.weight, None
+        return product.weight.values if isinstance(product, Fp8Linear) else product.weight
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """Return the scales of a weight in 8 bits, as FewRows takes them."""
+        if not isinstance(self.product, Fp8Linear):
+            return {}
+        weight = self.product.weight
+        return {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Return the sizes and the type of the weight."""
         if isinstance(self.product, CudaLowBit):
             return (*self.product.shape, *self.product.parts[0].kind)
-        weight, _ = self.stored
-        return (*weight.shape, weight.dtype)
+        blocks: tuple[object, ...] = ()
+        if isinstance(self.product, Fp8Linear) and not self.product.by_row:
+            blocks = (f"in groups of {self.product.weight.lines} x {self.product.weight.group}",)
+        return (*self.weight.shape, self.weight.dtype, *blocks)
 
     def key(self, x: Tensor) -> str:
         lines, width, *kind = self.kind
@@ -237,13 +246,13 @@ class FewRowBlocks(SeparateBlocks):
 
     def _exact(self, unit: _Unit, x: Tensor, start: Tensor) -> Tensor:
         """Compute a unit with the weights that its codes stand for, float32."""
-        values, scales = unit.stored
-        assert scales is not None, "weights in 16 bits are compared with torch's product"
+        assert isinstance(unit.product, Fp8Linear), "weights in 16 bits are compared with torch's product"
+        weight = unit.product.weight
         wide = x.float()
         if unit.norm is not None:
             wide *= torch.rsqrt(wide.square().mean(-1, keepdim=True) + unit.norm.eps) * unit.norm.norm
-        firsts = range(0, len(values), _LINES_AT_ONCE)
-        found = torch.cat([wide @ values[at : at + _LINES_AT_ONCE].float().t() for at in firsts], 1) * scales
+        firsts = range(0, len(weight.values), _LINES_AT_ONCE)
+        found = torch.cat([wide @ weight.part(at, at + _LINES_AT_ONCE).dequantised().t() for at in firsts], 1)
         if unit.product.bias is not None:
             found += unit.product.bias
         if unit.activation:
@@ -257,8 +266,7 @@ class FewRowBlocks(SeparateBlocks):
             assert self._of_codes is not None, "the unit was not taken"
             multiply = partial(self._of_codes, x, unit.product.single, out)
         else:
-            weight, scales = unit.stored
-            multiply = partial(self._run, x, weight, out, scales=scales)
+            multiply = partial(self._run, x, unit.weight, out, **unit.scaling)
         return multiply(
             norm=None if unit.norm is None else unit.norm.norm,
             eps=0.0 if unit.norm is None else unit.norm.eps,

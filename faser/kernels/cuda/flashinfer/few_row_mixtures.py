@@ -16,6 +16,7 @@ from faser.kernels.cuda.flashinfer.device_kernels import RunFewRowExperts
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import BlockBuffers, Experts
 from faser.kernels.interface.forward import SeparateMixtures
+from faser.kernels.interface.fp8 import Fp8Rows
 
 MOST_ROWS = 8
 SEPARATE = "separate launches"
@@ -100,7 +101,8 @@ class FewRowMixtures(SeparateMixtures):
 def _key(rows: Tensor, block: Experts, router_norm: Tensor | None) -> str:
     count, width = rows.shape
     first = block.gate_up[0].weight
-    parts = [f"mixture of {len(block.gate_up)}", f"{count} rows", f"{width} x {len(first) // 2}"]
+    parts = [f"mixture of {len(block.gate_up)}", f"{count} rows", f"{width} x {first.shape[0] // 2}"]
+    parts += ["in 8 bits"] * isinstance(first, Fp8Rows)
     parts += [f"{block.top_k} each", str(rows.dtype).removeprefix("torch."), block.activation]
     parts += ["renormalised"] * block.renormalise + ["a shared one"] * (block.shared is not None)
     parts += ["biases"] * (block.gate_up[0].bias is not None) + ["scales"] * (block.scales is not None)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.kernels.cuda.flashinfer.build import Module, spec_of
+from faser.kernels.cuda.flashinfer.build import Module, package_sources, spec_of
 
 MOST_ALGORITHMS = 8
 _ALGORITHM_BYTES = 64  # _CUBLASLT_ALGO_BYTES of FlashInfer
@@ -88,6 +88,15 @@ def load_products(modules: Iterable[Module], load: Callable[[str], Any] | None =
                 each.name,
             )
     return found
+
+
+def load_blockscale(load: Callable[[str], Any] | None = None) -> Any:
+    """Return FlashInfer's product of blocks, ready to run; None: it cannot be loaded, and a warning says why."""
+    module = load_products([Module(name="blockscale")], load).get("blockscale")
+    if module is None:
+        return None
+    module.set_deepgemm_jit_include_dirs([str(package_sources() / "nv_internal" / "tensorrt_llm")])
+    return module.init()
 
 
 def _load(name: str) -> Any:

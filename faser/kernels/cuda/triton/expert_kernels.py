@@ -2,13 +2,15 @@
 
 A program of a product has some outputs of a block of pairs of one expert. There are as many programs as the pairs
 could need, however they are spread over the experts; those that are left over end at once.
+
+SCALED: weights are 8-bit floats, and those of an expert have scales [outputs / LINES, groups], rounded up, one for
+GROUP inputs; see grouped_fp8.py.
 """
 
 import triton.language as tl
 
 from faser.kernels.cuda.triton.common import activated, jit, jit_for_any, normalised
-
-_ALIGNED = tl.constexpr(8)  # elements: weights begin at multiples of 16 bytes
+from faser.kernels.cuda.triton.grouped_fp8 import scaled_sums
 
 
 @jit
@@ -189,6 +191,13 @@ def _sums(weights, rows, sums, WEIGHTS_FIRST: tl.constexpr, WIDE: tl.constexpr):
 
 
 @jit
+def _matrix_of(first_weight, offsets, expert):
+    """Return where an expert's matrix begins: at a multiple of 16 bytes."""
+    ALIGNED: tl.constexpr = 128 // first_weight.dtype.element_ty.primitive_bitwidth
+    return first_weight + tl.multiple_of(tl.load(offsets + expert), ALIGNED)
+
+
+@jit
 def _no_sums(ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
     return tl.zeros((OUTPUTS, ROWS) if WEIGHTS_FIRST else (ROWS, OUTPUTS), tl.float32)
 
@@ -202,19 +211,23 @@ def _pairs_from(pairs, first, count, ROWS: tl.constexpr):
 
 
 @jit_for_any("num_rows", "num_experts")
-def _gate_up(x, stride, first_weight, offsets, biases, pairs, counts, num_rows, num_experts, inner, width, size,
-             TOP: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EXPERTS: tl.constexpr,
+def _gate_up(x, stride, first_weight, offsets, biases, scales, groups, pairs, counts, num_rows, num_experts, inner,
+             width, size, SCALED: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, TOP: tl.constexpr,
+             ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EXPERTS: tl.constexpr,
              ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
              WIDE: tl.constexpr):  # fmt: skip
     pieces = tl.cdiv(size, OUTPUTS)
     expert, first, count, piece = _work_of(tl.program_id(0), counts, num_experts, pieces, EXPERTS, ROWS)
     if expert < num_experts:
         pair, there = _pairs_from(pairs + expert * num_rows, first, count, ROWS)
-        weight = first_weight + tl.multiple_of(tl.load(offsets + expert), _ALIGNED)
+        weight = _matrix_of(first_weight, offsets, expert)
         output = piece * OUTPUTS + tl.arange(0, OUTPUTS)
         gate_at = weight + output.to(tl.int64)[:, None] * width
         up_at = gate_at + size.to(tl.int64) * width
         row_at = x + (pair // TOP)[:, None] * stride
+        if SCALED:
+            own = scales + expert * (tl.cdiv(2 * size, LINES) * groups)
+            gate_scale_at, up_scale_at = own + output // LINES * groups, own + (size + output) // LINES * groups
         gate = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         up = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         for start in range(0, width, DEPTH):
@@ -223,8 +236,14 @@ def _gate_up(x, stride, first_weight, offsets, biases, pairs, counts, num_rows, 
             rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < width)[None, :], other=0.0)
             gate_weights = tl.load(gate_at + depth[None, :], mask=inside, other=0.0)
             up_weights = tl.load(up_at + depth[None, :], mask=inside, other=0.0)
-            gate = _sums(gate_weights, rows, gate, WEIGHTS_FIRST, WIDE)
-            up = _sums(up_weights, rows, up, WEIGHTS_FIRST, WIDE)
+            if SCALED:
+                scale = tl.load(gate_scale_at + start // GROUP, mask=output < size, other=0.0)
+                up_scale = tl.load(up_scale_at + start // GROUP, mask=output < size, other=0.0)
+                gate = scaled_sums(gate_weights, rows, gate, scale, WEIGHTS_FIRST, WIDE)
+                up = scaled_sums(up_weights, rows, up, up_scale, WEIGHTS_FIRST, WIDE)
+            else:
+                gate = _sums(gate_weights, rows, gate, WEIGHTS_FIRST, WIDE)
+                up = _sums(up_weights, rows, up, WEIGHTS_FIRST, WIDE)
         if WEIGHTS_FIRST:
             gate, up = tl.trans(gate), tl.trans(up)
         if BIASED:
@@ -238,8 +257,9 @@ def _gate_up(x, stride, first_weight, offsets, biases, pairs, counts, num_rows, 
 
 
 @jit_for_any("num_rows", "num_experts")
-def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_experts, given, width, size,
-          factors, slots, hidden, stride, arrived, ADD_ROWS: tl.constexpr, PADDED: tl.constexpr, TOP: tl.constexpr,
+def _down(inner, first_weight, offsets, biases, scales, groups, pairs, counts, num_rows, num_experts, given, width,
+          size, factors, slots, hidden, stride, arrived, SCALED: tl.constexpr, GROUP: tl.constexpr,
+          LINES: tl.constexpr, ADD_ROWS: tl.constexpr, PADDED: tl.constexpr, TOP: tl.constexpr,
           BIASED: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
           DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """ADD_ROWS: the last program to end of all experts for a piece of the outputs does the work of _add there.
@@ -251,17 +271,23 @@ def _down(inner, first_weight, offsets, biases, pairs, counts, num_rows, num_exp
     expert, first, count, piece = _work_of(tl.program_id(0), counts, num_experts, pieces, EXPERTS, ROWS)
     if expert < num_experts:
         pair, there = _pairs_from(pairs + expert * num_rows, first, count, ROWS)
-        weight = first_weight + tl.multiple_of(tl.load(offsets + expert), _ALIGNED)
+        weight = _matrix_of(first_weight, offsets, expert)
         output = piece * OUTPUTS + tl.arange(0, OUTPUTS)
         weight_at = weight + output.to(tl.int64)[:, None] * size
         row_at = inner + pair[:, None] * size
+        if SCALED:
+            scale_at = scales + expert * (tl.cdiv(width, LINES) * groups) + output // LINES * groups
         sums = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         for start in range(0, size, DEPTH):
             depth = start + tl.arange(0, DEPTH)
             inside = (output < width)[:, None] & (depth < size)[None, :]
             rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < size)[None, :], other=0.0)
             weights = tl.load(weight_at + depth[None, :], mask=inside, other=0.0)
-            sums = _sums(weights, rows, sums, WEIGHTS_FIRST, WIDE)
+            if SCALED:
+                scale = tl.load(scale_at + start // GROUP, mask=output < width, other=0.0)
+                sums = scaled_sums(weights, rows, sums, scale, WEIGHTS_FIRST, WIDE)
+            else:
+                sums = _sums(weights, rows, sums, WEIGHTS_FIRST, WIDE)
         if WEIGHTS_FIRST:
             sums = tl.trans(sums)
         if BIASED:

@@ -12,7 +12,7 @@ but for what a larger block of rows may do to a product of the tensor cores.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,12 +20,15 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
+from faser.kernels.cuda.triton.grouped_fp8 import WHOLE_ROW
+from faser.kernels.interface.fp8 import FP8, Fp8Rows
 from faser.optional import maybe, or_else
 
 # Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
 SharedOutput = tuple[Tensor, Tensor]
-_TYPES = (torch.bfloat16, torch.float16)
+TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
+_MOST_ROWS_A_WARPGROUP = 64  # of a tile in 8 bits
 FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
@@ -58,11 +61,29 @@ ALL_TILES = tuple(tiles for _, tiles in _TILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertScaling:
+    """Scales [E, outputs / lines, inputs / group] float32, rounded up, of experts in 8-bit floats; see Fp8Rows."""
+
+    scales: Tensor
+    group: int
+    lines: int
+
+    @classmethod
+    def of(cls, matrices: tuple[Fp8Rows, ...]) -> "ExpertScaling":
+        """Copy the scales of matrices of one shape. All have those of the smallest groups and blocks."""
+        group = math.gcd(*(each.group or WHOLE_ROW for each in matrices))
+        lines = min(each.lines for each in matrices)
+        scales = torch.stack([each.in_groups(group).scales[::lines] for each in matrices])
+        return cls(scales=scales.contiguous(), group=group, lines=lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
 
     gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements. gate_up_bias: [E, 2 F];
-    down_bias: [E, H], of the weights' type; None: there are none.
+    down_bias: [E, H], of the rows' type; None: there are none. gate_up_scaling, down_scaling: of 8-bit floats;
+    None: weights have the type of the rows.
     """
 
     gate_up: tuple[Tensor, ...]
@@ -71,6 +92,8 @@ class ExpertWeights:
     down_offsets: Tensor
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    gate_up_scaling: "ExpertScaling | None" = None
+    down_scaling: "ExpertScaling | None" = None
 
     @classmethod
     def of(
@@ -79,15 +102,17 @@ class ExpertWeights:
         down: tuple[Tensor, ...],
         gate_up_biases: tuple[Tensor, ...] | None = None,
         down_biases: tuple[Tensor, ...] | None = None,
+        gate_up_scaling: "ExpertScaling | None" = None,
+        down_scaling: "ExpertScaling | None" = None,
     ) -> "ExpertWeights":
-        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not.
+        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not. scaling: of each product.
 
         Raises EngineError that names the matrix that is not like the first one.
         """
         for name, matrices in (("gate_up", gate_up), ("down", down)):
             first = matrices[0]
             for number, each in enumerate(matrices):
-                expect(f"{name} of expert {number}", each, tuple(first.shape), *_TYPES, like=first)
+                expect(f"{name} of expert {number}", each, tuple(first.shape), *TYPES, FP8, like=first)
                 if each.data_ptr() % 16 or each.dtype is not first.dtype:
                     raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
         return cls(
@@ -97,7 +122,22 @@ class ExpertWeights:
             down_offsets=_offsets(down),
             gate_up_bias=maybe(torch.stack, gate_up_biases),
             down_bias=maybe(torch.stack, down_biases),
+            gate_up_scaling=gate_up_scaling,
+            down_scaling=down_scaling,
         )
+
+    def check(self, kind: torch.dtype, width: int) -> None:
+        """Raise EngineError unless the matrices fit rows of this type and width, or have scales that fit."""
+        first, size = self.gate_up[0], self.size
+        for name, matrix, shape, scaling, bias in (
+            ("gate_up", first, (2 * size, width), self.gate_up_scaling, self.gate_up_bias),
+            ("down", self.down[0], (width, size), self.down_scaling, self.down_bias),
+        ):
+            expect(name, matrix, shape, kind if scaling is None else FP8, like=first)
+            expect(f"the biases of {name}", bias, (self.count, shape[0]), kind, like=first)
+            if scaling is not None:
+                wanted = (self.count, -(-shape[0] // scaling.lines), -(-shape[1] // scaling.group))
+                expect(f"the scales of {name}", scaling.scales, wanted, torch.float32, like=first)
 
     @property
     def count(self) -> int:
@@ -154,17 +194,14 @@ def experts(
     row is. scales: [E] float32.
     Raises EngineError that names the tensor that does not fit.
     """
-    (rows, width), count, size = x.shape, networks.count, networks.size
+    (rows, width), count = x.shape, networks.count
     first = networks.gate_up[0]
-    expect_lines("x", x, (rows, width), first.dtype, like=first)
-    expect_lines("hidden", hidden, (rows, width), first.dtype, like=first)
+    expect_lines("x", x, (rows, width), *TYPES, like=first)
+    expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
     expect("logits", logits, (rows, count), torch.float32, like=first)
-    expect("down", networks.down[0], (width, size), first.dtype, like=first)
-    expect("gate_up", first, (2 * size, width), *_TYPES, like=first)
+    networks.check(x.dtype, width)
     expect("read", read, (1,), torch.int64, like=first)
     expect("scales", scales, (count,), torch.float32, like=first)
-    for name, bias, outputs in (("gate_up", networks.gate_up_bias, 2 * size), ("down", networks.down_bias, width)):
-        expect(f"the biases of {name}", bias, (count, outputs), first.dtype, like=first)
     if shared is not None:
         given, shared_logits = shared
         expect("what the shared expert gives", given, (rows, width), torch.float32, like=first)
@@ -176,6 +213,8 @@ def experts(
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
+    if networks.gate_up_scaling is not None:
+        tiles = in_8_bits(tiles)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
     inner = gate_up(networks, x, routes, activation, tiles)
     add(down(networks, inner, routes, tiles), routes, hidden, shared)
@@ -184,6 +223,11 @@ def experts(
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
     """Choose the tiles by how many pairs an expert has on average."""
     return next(tiles for most, tiles in _TILES if num_pairs <= most * num_experts)
+
+
+def in_8_bits(tiles: Tiles) -> Tiles:
+    """Return tiles for weights in 8 bits: more warps share large ones, as the sums of a group take registers."""
+    return replace(tiles, warps=2 * tiles.warps) if tiles.rows > _MOST_ROWS_A_WARPGROUP else tiles
 
 
 def most_blocks(num_pairs: int, num_experts: int, rows: int) -> int:
@@ -222,10 +266,11 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
     (rows, top_k), size = routes.weights.shape, networks.size
     inner = x.new_empty((rows * top_k, size))
     first, bias = networks.gate_up[0], networks.gate_up_bias
+    scaled, options = _scaling(networks.gate_up_scaling, routes.weights)
     _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, first),
+        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, x), *scaled,
         routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
-        TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles),
+        TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles, options),
     )  # fmt: skip
     return inner
 
@@ -244,16 +289,17 @@ def down(
     hidden: to whose rows, at most FEW_ROWS, the weighed results are added. arrived: zeros, see few_row_experts.py.
     """
     first, bias, slots = networks.down[0], networks.down_bias, routes.slots
+    scaled, options = _scaling(networks.down_scaling, routes.weights)
     width, size = first.shape
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
     into = or_else(hidden, inner)
     _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, or_else(bias, first),
+        inner, first, networks.down_offsets, or_else(bias, inner), *scaled,
         routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
         routes.weights, or_else(slots, given), into, into.stride(0),
         or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
         PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
-        **_options(inner, networks, tiles),
+        **_options(inner, networks, tiles, options),
     )  # fmt: skip
     return given
 
@@ -263,12 +309,23 @@ def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
     return (blocks * -(-outputs // tiles.outputs),)
 
 
-def _options(rows: Tensor, networks: ExpertWeights, tiles: Tiles) -> dict[str, int | bool]:
+def _scaling(scaling: ExpertScaling | None, other: Tensor) -> tuple[tuple[Tensor, int], dict[str, int | bool]]:
+    """Scales and groups of a row for a kernel, and its sizes. other: float32, in place of scales."""
+    if scaling is None:
+        return (other, 0), {"SCALED": False, "GROUP": WHOLE_ROW, "LINES": 1}
+    sizes: dict[str, int | bool] = {"SCALED": True, "GROUP": scaling.group, "LINES": scaling.lines}
+    return (scaling.scales, scaling.scales.shape[2]), sizes
+
+
+def _options(
+    rows: Tensor, networks: ExpertWeights, tiles: Tiles, scaling: dict[str, int | bool]
+) -> dict[str, int | bool]:
     return {
+        **scaling,
         "EXPERTS": next_power_of_2(networks.count),
         "ROWS": tiles.rows,
         "OUTPUTS": tiles.outputs,
-        "DEPTH": tiles.depth,
+        "DEPTH": math.gcd(tiles.depth, scaling["GROUP"]),
         "WEIGHTS_FIRST": tiles.weights_first,
         "WIDE": rows.device.type == "cpu",
         "num_warps": tiles.warps,

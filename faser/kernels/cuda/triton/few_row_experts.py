@@ -16,7 +16,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _route_few
-from faser.kernels.cuda.triton.experts import FEW_ROWS, ExpertWeights, Routes, Tiles, down, gate_up
+from faser.kernels.cuda.triton.experts import FEW_ROWS, TYPES, ExpertWeights, Routes, Tiles, down, gate_up
 
 # Tiles of the products, by the names of the ways to compute a mixture. All have one block of pairs an expert.
 FEW_ROW_TILES = {
@@ -30,7 +30,7 @@ _ROUTER = Tiles(rows=16, outputs=16, depth=128)
 class FewRowExperts:
     """A mixture for up to FEW_ROWS rows. networks: the shared one last, if there is one.
 
-    router: [N, H], of their type; router_bias: [N] or None: of logits, the shared expert's last. scales: [E]
+    router: [N, H], of the rows' type; router_bias: [N] or None: of logits, the shared expert's last. scales: [E]
     float32 or None, without the shared one. Other fields: see Experts.
     """
 
@@ -45,11 +45,9 @@ class FewRowExperts:
     arrived: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        width, size = self.networks.down[0].shape
-        first = self.networks.gate_up[0]
-        expect("router", self.router, (self.networks.count, width), first.dtype, like=first)
-        expect("down", self.networks.down[0], (width, size), first.dtype, like=first)
-        expect("gate_up", first, (2 * size, width), first.dtype, like=first)
+        width, first = len(self.networks.down[0]), self.networks.gate_up[0]
+        expect("router", self.router, (self.networks.count, width), *TYPES, like=first)
+        self.networks.check(self.router.dtype, width)
         assert self.activation in ACTIVATIONS, self.activation
         most_pieces = -(-width // min(each.outputs for each in FEW_ROW_TILES.values()))
         arrived = torch.zeros(1 + most_pieces, dtype=torch.int32, device=first.device)
@@ -75,8 +73,8 @@ class FewRowExperts:
         (rows, width), networks = x.shape, self.networks
         assert 0 < rows <= FEW_ROWS, rows
         first, router_norm = networks.gate_up[0], norm if router_norm is None else router_norm
-        expect_lines("x", x, (rows, width), first.dtype, like=first)
-        expect_lines("hidden", hidden, (rows, width), first.dtype, like=first)
+        expect_lines("x", x, (rows, width), self.router.dtype, like=first)
+        expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
         expect("norm", norm, (width,), torch.float32, like=first)
         expect("router_norm", router_norm, (width,), torch.float32, like=first)
         expect("read", read, (1,), torch.int64, like=first)

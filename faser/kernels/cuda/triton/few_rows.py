@@ -7,8 +7,9 @@ bytes at a time, several steps ahead; the rows, which all programs read again, c
 multiplied and added on CUDA cores in float32, and nothing is rounded before the end. A row's norm needs its sum of
 squares only at the end too, since it scales all sums of the row alike, so weights never wait for it.
 
-Weights in 8 bits are widened in registers, and their scales, one for each output, multiply its sums. The rows are
-not rounded to 8 bits, as they are for tensor cores: results are those of the weights that the codes stand for.
+Weights in 8 bits are widened in registers. Scales of outputs multiply their sums, scales of groups of columns each
+weight. The rows are not rounded to 8 bits, as they are for tensor cores: results are those of the weights that the
+codes stand for.
 
 The order of a row's sums follows from the width alone, so its bits do not depend on the other rows, on their
 number, or on how many outputs a program has.
@@ -82,6 +83,15 @@ def _eighths(values, OUTPUTS: tl.constexpr):
 
 
 @jit
+def _times(values, factor):
+    """Multiply each of eight values of a lane by its factor."""
+    found = nothing()
+    for each in tl.static_range(8):
+        found += (values[each] * factor,)
+    return found
+
+
+@jit
 def _added(sums, weights, row, OUTPUTS: tl.constexpr):
     """sums + weights * row, of each lane. weights, row: from _eighths."""
     for each in tl.static_range(8):
@@ -91,13 +101,15 @@ def _added(sums, weights, row, OUTPUTS: tl.constexpr):
 
 @jit
 def _few_rows(
-    x, stride, weight, scales, norm, bias, residual, residual_stride, out, out_stride, num_rows, size, width, eps,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr,
-    BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, stride, weight, scales, groups, norm, bias, residual, residual_stride, out, out_stride, num_rows, size,
+    width, eps, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, NORMED: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS outputs of all rows; with ACTIVATION OUTPUTS / 2 of `gate` and as many of `up`.
 
-    size: outputs without counting `up`. ROWS: num_rows or more; the last row is computed again.
+    size: outputs without counting `up`. GROUP: columns that share a scale, of LINES outputs; 0: all do. ROWS:
+    num_rows or more; the last row is computed again.
     """
     HALVES: tl.constexpr = 2 if SCALED else 1  # a lane reads 16 bytes, and computes with 8 values at a time
     STEP: tl.constexpr = 8 * HALVES * _LANES
@@ -125,17 +137,31 @@ def _few_rows(
         if NORMED:
             squares += (tl.zeros((1, _LANES), tl.float32),)
     value = tl.arange(0, 8 * _LANES)
+    if GROUP:
+        lane_at = 8 * HALVES * tl.arange(0, _LANES)
+        scale_at = scales + line // LINES * groups
+        up_scale_at = scales + (size + line) // LINES * groups
     for start in tl.range(0, width, STEP, num_stages=STAGES):
         inside = start + column < width
         tiles = _halves(tl.load(place + start, mask=inside[None, :], other=0.0), NUM, HALVES)
         if PAIRED:
             up_tiles = _halves(tl.load(up_place + start, mask=inside[None, :], other=0.0), NUM, HALVES)
+        if GROUP:
+            known = (start + lane_at < width)[None, :]
+            place_of = ((start + lane_at) // GROUP)[None, :]
+            factor = tl.load(scale_at[:, None] + place_of, mask=known, other=0.0)
+            if PAIRED:
+                up_factor = tl.load(up_scale_at[:, None] + place_of, mask=known, other=0.0)
         for half in tl.static_range(HALVES):
             at = start + (value if HALVES == 1 else value // 8 * 16 + half * 8 + value % 8)
             inside = at < width
             weights = _eighths(tiles[half], NUM)
+            if GROUP:
+                weights = _times(weights, factor)
             if PAIRED:
                 up_weights = _eighths(up_tiles[half], NUM)
+                if GROUP:
+                    up_weights = _times(up_weights, up_factor)
             if NORMED:
                 factors = _eighths(tl.load(norm + at, mask=inside, other=0.0), 1)
             next_sums, next_up_sums, next_squares = nothing(), nothing(), nothing()
@@ -158,7 +184,7 @@ def _few_rows(
         if NORMED:
             factor = 1.0 / tl.sqrt(tl.sum(squares[number]) / width + eps)
             found *= factor
-        if SCALED:
+        if SCALED and GROUP == 0:
             found *= tl.load(scales + line)
         if BIASED:
             found += tl.load(bias + line).to(tl.float32)
@@ -166,7 +192,7 @@ def _few_rows(
             up = tl.sum(up_sums[number], 1)
             if NORMED:
                 up *= factor
-            if SCALED:
+            if SCALED and GROUP == 0:
                 up *= tl.load(scales + size + line)
             if BIASED:
                 up += tl.load(bias + size + line).to(tl.float32)
@@ -183,6 +209,8 @@ def few_rows(
     out: Tensor,
     *,
     scales: Tensor | None = None,
+    group: int | None = None,
+    lines: int = 1,
     norm: Tensor | None = None,
     eps: float = 0.0,
     bias: Tensor | None = None,
@@ -192,7 +220,8 @@ def few_rows(
 ) -> Tensor:
     """out = (rms_norm(x) or x) @ weight.T (* scales) (+ bias), gated if there is an activation (+ residual).
 
-    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x, or float8_e4m3fn with scales [N] float32.
+    x: [R, K], 1 to MOST_ROWS rows. weight: [N, K] of the type of x, or float8_e4m3fn with scales [N] float32,
+    or of a group of columns, a multiple of 16, scales [ceil(N / lines), ceil(K / group)].
     norm: [K]. bias: [N]. activation: one of ACTIVATIONS; then weight has gate and up, and out N / 2 columns.
     out: [R, N] of any type, each row contiguous; it may be the residual. outputs: of a program, a key of STAGES.
     Returns out. Raises EngineError that names the tensor that does not fit.
@@ -204,7 +233,8 @@ def few_rows(
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
     expect("weight", weight, (len(weight), width), x.dtype if scales is None else FP8, like=x)
     if scales is not None:
-        expect("scales", scales, (len(weight),), torch.float32, like=x)
+        wanted = (len(weight),) if group is None else (-(-len(weight) // lines), -(-width // group))
+        expect("scales", scales, wanted, torch.float32, like=x)
     expect_lines("out", out, (rows, size), *_TYPES, like=x)
     if residual is not None:
         expect_lines("residual", residual, (rows, size), out.dtype, like=x)
@@ -216,11 +246,12 @@ def few_rows(
             expect(name, each, (length,), *_TYPES, like=x)
     added = out if residual is None else residual
     _few_rows[(-(-size // (outputs // 2 if activation else outputs)),)](
-        x, x.stride(0), weight, x if scales is None else scales, x if norm is None else norm,
-        x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows, size, width, eps,
-        ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs], NORMED=norm is not None,
-        SCALED=scales is not None, BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
-        DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x), **EXACT,
+        x, x.stride(0), weight, x if scales is None else scales, 0 if group is None else -(-width // group),
+        x if norm is None else norm, x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows,
+        size, width, eps, ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs],
+        NORMED=norm is not None, SCALED=scales is not None, GROUP=group or 0, LINES=lines, BIASED=bias is not None,
+        ADDS=residual is not None, ACTIVATION=activation, DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x),
+        **EXACT,
     )  # fmt: skip
     return out
 

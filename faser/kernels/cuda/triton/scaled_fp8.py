@@ -14,6 +14,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, MixedFeedForward, NormedLinear
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, UnscaledProduct
+from faser.kernels.interface.shapes import PackedLinear
 
 LOWEST_CAPABILITY = (8, 9)
 MULTIPLE = 16  # of both sizes of a weight: 16 bytes are what the tensor cores load at once
@@ -24,12 +25,14 @@ LEAST_ROWS = 17
 class ScaledFp8:
     """Products of 8-bit floats. Allocates intermediate tensors, from a graph's pool on capture.
 
-    A product alone is three launches, in a layer two.
+    A product alone is three launches, in a layer two; with scales of groups it is one, of rows in 16 bits.
     """
 
     def __init__(self, device: torch.device) -> None:
         from faser.kernels.cuda.triton.fp8_ops import quantise_rows, scale_sums
+        from faser.kernels.cuda.triton.grouped_fp8 import grouped_product
 
+        self._grouped_product = grouped_product
         self._quantise_rows = quantise_rows
         self._scale_sums = scale_sums
         self._one = torch.ones((), dtype=torch.float32, device=device)
@@ -40,11 +43,17 @@ class ScaledFp8:
             raise ConfigError(
                 f"fp8 products need weights with sizes that are multiples of {MULTIPLE}; one is {rows} x {columns}"
             )
+        if weight.group is not None and weight.group % MULTIPLE:
+            raise ConfigError(
+                f"fp8 products need groups of a multiple of {MULTIPLE} columns; one has {weight.group}"
+            )
 
     def blocks(self, separate: Blocks) -> Blocks:
         return Fp8Blocks(self, separate)
 
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
+        if not packed.by_row:
+            return self._grouped_product(x, packed.weight, packed.bias, out, residual)
         return self.scale(self.sums(self.quantise(x), packed), out, residual)
 
     def quantise(self, x: Tensor) -> Fp8Rows:
@@ -91,7 +100,7 @@ class Fp8Blocks:
         self._separate = separate
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
-        if not isinstance(product.linear, Fp8Linear):
+        if not by_row(product.linear):
             return self._separate.normed_linear(hidden, product, out, buffers)
         return self._products.scale(self._sums(None, hidden, product), out, None)
 
@@ -113,7 +122,7 @@ class Fp8Blocks:
         inner = quantised_rows(len(hidden), buffers.inner.shape[1], hidden.device)
         self._gate(gate_up, hidden.dtype, inner.values, inner.scales)
         fed = products.sums(inner, block.down)
-        if following is not None and isinstance(following.linear, Fp8Linear):
+        if following is not None and by_row(following.linear):
             products.scale(self._sums(fed, hidden, following), out, None)
             return
         products.scale(fed, hidden, hidden)
@@ -130,7 +139,12 @@ class Fp8Blocks:
 def joins(block: FeedForward | MixedFeedForward) -> bool:
     """Return whether Fp8Blocks computes this block in fewer launches than its operations by themselves."""
     is_usual = isinstance(block, FeedForward) and block.is_usual
-    return is_usual and all(isinstance(each, Fp8Linear) for each in block.products)
+    return is_usual and all(by_row(each) for each in block.products)
+
+
+def by_row(packed: PackedLinear) -> bool:
+    """Return whether a product is in 8 bits, with one scale for each row of its weight."""
+    return isinstance(packed, Fp8Linear) and packed.by_row
 
 
 def quantised_rows(count: int, width: int, device: torch.device) -> Fp8Rows:

@@ -80,7 +80,7 @@ def decoder(directory: Path, backend: Backend, **options: Any) -> Decoder:
 
 
 def logits(directory: Path, backend: Backend, **options: Any) -> Tensor:
-    return PagedModel(decoder(directory, backend, **options), backend).prefill(PROMPT, (1, 20))
+    return PagedModel(decoder(directory, backend, **options), backend, block_size=16).prefill(PROMPT, (1, 20))
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
@@ -228,12 +228,17 @@ def test_scales_of_keys_and_values_are_said_not_to_be_used(
     assert message.endswith("ignoring the scales of keys and values; --kv-cache-dtype fp8 uses a scale of one")
 
 
-def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one(
-    tmp_path: Path, kernel_cache: Path
+def test_the_native_backend_computes_in_integers_and_refuses_to_quantise_in_8_bit_floats(
+    tmp_path: Path, kernel_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     native = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
     fp8, dequantised = write_pair(tmp_path, FP8_DYNAMIC, stored_weights(tiny_weights(), by_channel=False))
-    assert decoder(fp8, native).weight_bytes == decoder(dequantised, native).weight_bytes
+    with caplog.at_level(logging.INFO, "faser"):
+        found = logits(fp8, native)
+    assert "using weights (fp8) as int8, one scale for 32 values, with 8-bit activations; --quant" in caplog.text
+    wanted = logits(dequantised, native)
+    assert 0.001 < distance(found, wanted) < distance(logits(fp8, TorchBackend()), wanted) / 2
+    assert torch.equal(logits(fp8, native, quantization="none"), wanted)
     for directory in (fp8, dequantised):
         with pytest.raises(
             ConfigError, match=r"^--quantization is fp8; the native backend has no fp8 products on cpu"

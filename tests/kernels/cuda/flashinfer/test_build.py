@@ -16,6 +16,7 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.build import (
     ALL_MODULES,
     ARCH,
+    BLOCK_PRODUCTS,
     MODULES,
     PRODUCTS,
     VERSION,
@@ -75,7 +76,7 @@ def test_every_module_that_can_be_compiled_has_a_time() -> None:
     assert all(each.seconds > 0 for each in known_modules())
     assert {each.name for each in known_modules() if each.dtype == "bfloat16"} == set(ALL_MODULES)
     halves = {each.name for each in known_modules() if each.dtype == "float16"}
-    assert halves == set(ALL_MODULES).difference(PRODUCTS)
+    assert halves == set(ALL_MODULES).difference(PRODUCTS, BLOCK_PRODUCTS)
 
 
 def test_a_model_needs_each_module_once() -> None:
@@ -230,6 +231,6 @@ def test_windows_caps_and_8_bit_keys_need_modules_of_their_own() -> None:
         "_window_capped_fp8",
     }
     assert set(MODULES) == bases
-    products = ["cublaslt", "tinygemm"]
+    products = ["blockscale", "cublaslt", "tinygemm"]
     assert sorted(ALL_MODULES) == sorted([*products, *(base + ending for base in bases for ending in endings)])
     assert {each.name for each in known_modules()} == set(ALL_MODULES)

@@ -63,6 +63,19 @@ def test_a_layer_in_8_bits_is_near_that_of_float64(rows: int, in_8_bits: str, ha
             assert (few.double() - right).norm() < (many.double() - right).norm() / 2
 
 
+@pytest.mark.parametrize("way", ["separate", "16 outputs"])
+def test_a_layer_with_scales_of_blocks_is_near_that_of_float64(way: str) -> None:
+    """Rows stay in 16 bits in every way, and in a step of more rows."""
+    chosen = Chosen(way, "tiles")
+    backend = fp8_backend(chosen)
+    layer = Layer(backend, torch.bfloat16, fp8=_ALL, has_bias=True, block=(32, 16))
+    for rows in (2, 9):
+        for found, right in zip(layer.run(backend.blocks, rows), layer.in_float64(rows), strict=True):
+            assert_close(found.double(), right, rtol=2.0**-5, atol=2.0**-5)
+    assert any("groups of 32 x 16" in key for key in chosen.keys)
+    assert any("fp8 in blocks of 32 x 16" in key for key in chosen.keys)
+
+
 def test_the_bits_of_a_row_by_weights_in_8_bits_do_not_depend_on_the_number_of_rows() -> None:
     backend = fp8_backend(Chosen("units", "16 outputs", computes=_NO_KEY))
     layer = Layer(backend, torch.bfloat16, fp8=_ALL)

@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from faser.engine.execution.models.loader import load_decoder
-from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import AttentionPlan
@@ -25,8 +24,10 @@ from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
 from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
-from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
+from tests.engine.checkpoints.test_published_fp8 import publish
+from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, load, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.triton.layers import backend_of
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -238,12 +239,13 @@ def test_experts_in_mxfp4_are_dequantised_and_the_log_says_so(
     assert "mxfp4" in caplog.text
 
 
-def test_experts_in_8_bits_are_refused() -> None:
-    backend = fake_backend()
-    router = backend.pack(torch.zeros(2, 8).half())
-    block = Experts(router=router, gate_up=(object(),) * 2, down=(object(),) * 2, top_k=1, renormalise=True)
-    with pytest.raises(ConfigError, match="multiplies experts in 16 bits, not in fp8"):
-        backend.experts(torch.zeros(1, 8).half(), block, torch.zeros(1, 8).half())
+def test_a_mixture_in_8_bits_with_scales_of_blocks_says_what_its_numbers_say(tmp_path: Path) -> None:
+    """By the kernels of a GPU, in Triton's interpreter."""
+    fp8, plain = publish(tmp_path, "qwen3-moe", stack=False, head_dim=64, num_hidden_layers=2, num_experts=4)
+    token_ids, backend = prompt(9, 90), backend_of(ScaledFp8(torch.device("cpu")))
+    wanted = load(plain).prefill(token_ids, ())
+    found = load(fp8, backend=backend, dtype=torch.float16).prefill(token_ids, (2,))
+    assert float((found - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
 
 
 def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> None:

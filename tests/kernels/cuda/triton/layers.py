@@ -12,6 +12,7 @@ from faser.kernels.cuda.flashinfer.device_kernels import triton_kernels
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Products, Fp8Rows, quantise_weight
 from faser.kernels.interface.shapes import PackedLinear
+from tests.engine.checkpoints.fp8_checkpoints import quantised_blocks
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.kernels.cuda.triton.rows import DEVICE
@@ -43,12 +44,19 @@ def expect_same(ours: Tensor, theirs: Tensor) -> None:
 
 
 class Layer:
-    """names of products in `fp8` are quantised. has_bias: all products have one."""
+    """names of products in `fp8` are quantised, in blocks or by rows. has_bias: all products have one."""
 
     def __init__(
-        self, backend: FlashInferBackend, dtype: torch.dtype, *, fp8: str = "", has_bias: bool = False
+        self,
+        backend: FlashInferBackend,
+        dtype: torch.dtype,
+        *,
+        fp8: str = "",
+        has_bias: bool = False,
+        block: tuple[int, int] | None = None,
     ) -> None:
         self._backend, self._dtype, self._fp8, self._has_bias = backend, dtype, fp8.split(), has_bias
+        self._block = block
         self.feed_forward = FeedForward(
             attention_out=self._packed("out", HIDDEN, HEADS),
             gate_up=NormedLinear(norm=self._norm(1), eps=EPS, linear=self._packed("gate_up", 2 * INNER, HIDDEN)),
@@ -62,8 +70,15 @@ class Layer:
     def _packed(self, name: str, outputs: int, inputs: int) -> PackedLinear:
         weight = (random(outputs, inputs, seed=outputs) / inputs**0.5).to(self._dtype)
         bias = random(outputs, seed=3).to(self._dtype) if self._has_bias else None
-        given: Tensor | Fp8Rows = quantise_weight(weight) if name in self._fp8 else weight
+        given: Tensor | Fp8Rows = self._quantised(weight) if name in self._fp8 else weight
         return self._backend.pack(given, bias)
+
+    def _quantised(self, weight: Tensor) -> Fp8Rows:
+        if self._block is None:
+            return quantise_weight(weight)
+        values, scales = quantised_blocks(weight.float(), self._block)
+        by_row = scales.repeat_interleave(self._block[0], 0)[: len(weight)]
+        return Fp8Rows(values=values, scales=by_row, group=self._block[1])
 
     def run(self, blocks: Blocks, rows: int, *, follows: bool = True) -> Outcome:
         hidden = random(rows, HIDDEN, seed=4).to(self._dtype)

@@ -5,6 +5,7 @@ lacks or repeats are the target's own.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,9 @@ from faser.engine.execution.models.sources import (
     Fp8Source,
     SafetensorsSource,
     gguf_rows,
+    int8_rows,
     rounded_rows,
+    takes_fp8_as_int8,
 )
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.tensors import Shape
@@ -176,8 +179,9 @@ def head_packer(
         source = codes = CodeSource(source, spec.quantization, shapes)
         blocks = codes.rows if backend.has_low_bit else no_rows
     elif isinstance(spec.quantization, StoredFp8):
-        source = floats = Fp8Source(source)
+        source = floats = Fp8Source(source, spec.quantization.block)
         fp8 = floats.fp8 if backend.has_fp8 else no_rows
+        blocks = partial(int8_rows, floats) if takes_fp8_as_int8(backend) else no_rows
     elif isinstance(source, RenamedSource | RowsSource) and backend.prefers_low_bit:
         blocks = source.blocks
     own = set(source.names())
