@@ -177,12 +177,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    found = {name: _fits(config) for name, config in MODELS.items()}
+    found = {name: fits(config) for name, config in MODELS.items()}
     write_json(arguments.out, about("models.fits") | {"models": found})
     print(table(found))
 
 
-def _fits(config: Config) -> dict[str, dict[str, int]]:
+def fits(config: Config) -> dict[str, dict[str, int]]:
+    """Estimate a model on each GPU, by the fields of its config.json."""
     model = ModelConfig(
         spec=decoder_spec(config),
         dtype="bfloat16",
