@@ -17,22 +17,13 @@ from starlette.responses import Response
 from faser.api.bodies.body import shown
 from faser.api.bodies.fields import Flag, Integer
 from faser.api.bodies.openapi import BODY_ERRORS, answers, json_body
-from faser.api.dialects.vectors import Floats, PoolingBody, check_body, pool, tokenized, unit, usage
+from faser.api.dialects.vectors import PoolingBody, check_body, pool, tokenized, usage
 from faser.api.middleware.outer import get_request_id
+from faser.api.requests.embedding import Floats, compare
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.engine import ModelInfo
-from faser.types.pooling import Embedder, Pooling
-
-_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt that Qwen3-Reranker is trained with, for checkpoints whose chat template knows no documents.
-_JUDGE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
 
 
 class ScoresBody(PoolingBody):
@@ -132,50 +123,18 @@ async def _scores(
     field: str,
 ) -> tuple[Floats, list[TokenizedPrompt]]:
     """Return the score of each document, [N], and the prompts that were read. queries: one, or as many."""
-    embedder = info.embedder
-    if embedder.score_token_ids:
-        asked = [*queries] * (len(documents) if len(queries) == 1 else 1)
-        pairs = list(zip(asked, documents, strict=True))
-        if body.truncate_prompt_tokens is not None:
-            raise RequestError(
-                "truncate_prompt_tokens would cut the question off the end of the prompt, which this model needs; "
-                "shorten the documents instead",
-                param="truncate_prompt_tokens",
-            )
-        texts = [_judged(service, query, document, body.instruction) for query, document in pairs]
-        prompts = await tokenized(service, body, info, texts, field, add_special_tokens=False)
-        pooling = Pooling(kind=embedder.kind, token_ids=embedder.score_token_ids)
-        logits = await pool(service, body, http, prompts, pooling, field)
-        odds = logits[:, 0] - logits[:, 1] if logits.shape[1] > 1 else logits[:, 0]
-        return odds if body.use_activation is False else _sigmoid(odds), prompts
-    if body.instruction is not None:
-        raise RequestError(
-            "instruction is for models that judge; this one compares embeddings", param="instruction"
-        )
-    texts = [_prefixed(embedder, "query", each) for each in queries]
-    texts += [_prefixed(embedder, "document", each) for each in documents]
-    prompts = await tokenized(service, body, info, texts, field)
-    vectors = unit(await pool(service, body, http, prompts, Pooling(kind=embedder.kind), field))
-    return (vectors[: len(queries)] * vectors[len(queries) :]).sum(axis=1), prompts
-
-
-def _judged(service: Service, query: str, document: str, instruction: str | None) -> str:
-    """Return the prompt in which a model judges, by its template if that knows documents."""
-    template = service.chat_renderer.template_of(tools=False)
-    if "document" not in template:
-        return _JUDGE.format(instruction=instruction or _INSTRUCTION, query=query, document=document)
-    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-    if instruction is not None:
-        messages.insert(0, {"role": "system", "content": instruction})
-    return service.chat_renderer.render_roles(messages)
-
-
-def _sigmoid(odds: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-odds)), np.float32)
-
-
-def _prefixed(embedder: Embedder, name: str, text: str) -> str:
-    return embedder.prompts.get(name, "") + text
+    found = compare(
+        info.embedder,
+        service.chat_renderer,
+        queries,
+        documents,
+        instruction=body.instruction,
+        truncate=body.truncate_prompt_tokens,
+    )
+    special = not found.judges
+    prompts = await tokenized(service, body, info, found.texts, field, add_special_tokens=special)
+    vectors = await pool(service, body, http, prompts, found.pooling, field)
+    return found.scores(vectors, activated=body.use_activation is not False), prompts
 
 
 def _side(body: ScoreBody, name: str, other: str) -> list[str]:

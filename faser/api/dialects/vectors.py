@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 import numpy as np
 from fastapi import Request as HttpRequest
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from faser.api.answers.handler import merged, while_connected
@@ -16,16 +15,13 @@ from faser.api.dialects.generation import deadline_of
 from faser.api.middleware.key_limits import use_tokens
 from faser.api.middleware.keys import get_key_identity, tenant_of
 from faser.api.middleware.outer import get_request_id, set_request_id
+from faser.api.requests.embedding import NO_DRAFTS, Floats, params_of
 from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, tokenize_prompts
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.engine import ModelInfo
 from faser.types.pooling import Pooling
-from faser.types.request import Request, SpeculationParams
-from faser.types.sampling import SamplingParams
-
-Floats = NDArray[np.float32]
-_NO_DRAFTS = SpeculationParams(enabled=False)
+from faser.types.request import Request
 
 
 class PoolingBody(BaseModel):
@@ -98,7 +94,7 @@ async def pool(
     scope, arrival_s = http.scope, time.monotonic()
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
-    sampling = SamplingParams(max_tokens=0, temperature=0.0, pooling=pooling)
+    sampling = params_of(pooling)
     deadline_s = deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s)
     requests = [
         Request(
@@ -109,7 +105,7 @@ async def pool(
             arrival_s=arrival_s,
             cache_salt=namespace,
             shares_cache=namespace is None,
-            speculation=_NO_DRAFTS,
+            speculation=NO_DRAFTS,
             tenant=tenant_of(scope, unique),
             deadline_s=deadline_s,
             may_record=False,
@@ -138,10 +134,3 @@ def usage(prompts: Sequence[TokenizedPrompt]) -> dict[str, int]:
     """Return the usage of an answer without tokens."""
     count = count_tokens(prompts)
     return {"prompt_tokens": count, "total_tokens": count}
-
-
-def unit(vectors: Floats) -> Floats:
-    """Scale vectors [N, D] to length 1; one of zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Floats = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return scaled

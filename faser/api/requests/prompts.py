@@ -107,7 +107,7 @@ async def tokenize_prompts(
     """One prompt per source. Raises RequestError for a prompt that is empty or too long."""
     prompts: list[TokenizedPrompt] = []
     for num_chars, group in _groups(sources):
-        prompts += await worker.run(num_chars, partial(_tokenize_all, group, tokenizer, rules))
+        prompts += await worker.run(num_chars, partial(tokenize_all, group, tokenizer, rules))
     return prompts
 
 
@@ -125,9 +125,10 @@ def _groups(sources: Sequence[str | list[int]]) -> Iterator[tuple[int, list[str 
     yield num_chars, group
 
 
-def _tokenize_all(
+def tokenize_all(
     sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules
 ) -> list[TokenizedPrompt]:
+    """Tokenise in this thread, as tokenize_prompts does."""
     return [_tokenize(source, tokenizer, rules) for source in sources]
 
 
