@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from faser.offline import LLM
-    from faser.sampling_params import SamplingParams
+    from faser.sampling_params import PoolingParams, SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "PoolingParams", "SamplingParams"]
 __version__ = "0.1.0"
 
 
@@ -19,6 +19,10 @@ def __getattr__(name: str) -> object:
         from faser.offline import LLM
 
         return LLM
+    if name == "PoolingParams":
+        from faser.sampling_params import PoolingParams
+
+        return PoolingParams
     if name == "SamplingParams":
         from faser.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ import pytest
 from faser import LLM, SamplingParams
 from faser.config.sources import UsageError
 from faser.errors import ConfigError, RequestError
-from faser.offline import RequestOutput
+from faser.outputs import RequestOutput
 from faser.sampling_params import StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -143,8 +143,6 @@ def test_options_are_answered_as_flags_are(options: dict[str, Any], message: str
 
 
 def test_what_is_not_supported_is_refused_by_name(model: LLM) -> None:
-    with pytest.raises(RequestError, match=r"LLM\.encode is not supported"):
-        model.encode("the cat")
     with pytest.raises(RequestError, match="`lora_request` is not supported"):
         model.generate("the cat", GREEDY, lora_request=1)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="the prompt has the key 'multi_modal_data'"):
@@ -156,7 +154,7 @@ def test_a_model_that_cannot_be_served_is_refused() -> None:
         LLM("./no-such-model")
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "structured_output"])
+@pytest.mark.parametrize("name", ["generate", "chat", "structured_output", "embed"])
 def test_examples_run(name: str, tiny_checkpoint: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tiny_checkpoint)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
