@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from faser.offline import LLM, LoRARequest
-    from faser.sampling_params import SamplingParams
+    from faser.sampling_params import PoolingParams, SamplingParams
 
-__all__ = ["LLM", "LoRARequest", "SamplingParams"]
+__all__ = ["LLM", "LoRARequest", "PoolingParams", "SamplingParams"]
 __version__ = "0.1.0"
 
 
@@ -19,6 +19,10 @@ def __getattr__(name: str) -> object:
         from faser import offline
 
         return getattr(offline, name)
+    if name == "PoolingParams":
+        from faser.sampling_params import PoolingParams
+
+        return PoolingParams
     if name == "SamplingParams":
         from faser.sampling_params import SamplingParams
 

@@ -10,15 +10,19 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
 from faser.api.requests.chat_renderer import ChatRenderer
+from faser.api.requests.embedding import NO_DRAFTS, Floats, compare, params_of, unit, vector_size
+from faser.api.requests.prompts import Source, TokenizationRules, tokenize_all
 from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
 from faser.config.sources import engine_options
@@ -27,11 +31,22 @@ from faser.engine.checkpoints.source import resolve, resolve_adapter
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ModelError, RequestError
-from faser.optional import maybe
-from faser.sampling_params import SamplingParams
+from faser.optional import maybe, or_else
+from faser.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    by_token,
+)
+from faser.sampling_params import PoolingParams, SamplingParams
 from faser.types.adapter import Adapter
-from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, SpeculationSummary
+from faser.types.answer import PositionLogprobs
 from faser.types.engine import ModelInfo
+from faser.types.pooling import Pooling
 from faser.types.request import DEFAULT_CLASS, Request
 from faser.types.sampling import SamplingParams as EngineSamplingParams
 
@@ -42,61 +57,6 @@ _T = TypeVar("_T")
 Sampling = SamplingParams | EngineSamplingParams
 Prompt = Any  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logprob:
-    """Log probability of one token, before temperature. rank: 1 is the most likely; None: not known."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-@dataclass(slots=True, kw_only=True)
-class CompletionOutput:
-    """One answer to a prompt. logprobs: of each token, by token id. speculation: None without drafts."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    speculation: SpeculationSummary | None = None
-
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    def _add(self, delta: OutputDelta, tokenizer: Tokenizer) -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        if delta.logprobs:
-            self.logprobs = (self.logprobs or []) + [_by_token(each, tokenizer) for each in delta.logprobs]
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
-                each.logprob for each in delta.logprobs
-            )
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.speculation = delta.speculation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """The answers to one prompt, SamplingParams.n of them. prompt: None where token ids were given."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
-    finished: bool = True
-
-    @property
-    def text(self) -> str:
-        """Text of the first answer."""
-        return self.outputs[0].text
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +165,113 @@ class LLM:
 
         return SamplingParams(**sampling_defaults(self._directory, ServerConfig()))
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse vLLM's pooling API by name."""
-        raise RequestError(
-            "LLM.encode is not supported: FASER has no pooling models; get_tokenizer().encode tokenises"
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Lora = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return the vector of each prompt, of length 1 unless the checkpoint or use_activation says otherwise.
+
+        truncate_prompt_tokens: as in PoolingParams. The other arguments are those of `generate`.
+        Raises RequestError if a prompt or its parameters cannot be served.
+        """
+        found = self.encode(
+            prompts,
+            pooling_params,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
         )
+        return [each.with_outputs(EmbeddingOutput(embedding=each.outputs.data.tolist())) for each in found]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        lora_request: Lora = None,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the vectors that `embed` returns, as arrays. pooling_task: "embed", the only one."""
+        if pooling_task not in (None, "embed"):
+            raise RequestError(
+                f"pooling_task is {pooling_task!r}; FASER makes one vector of a text: embed", param="pooling_task"
+            )
+        params, embedder = pooling_params or PoolingParams(), self.info.embedder
+        size = vector_size(embedder, self.info.hidden_size, params.dimensions)
+        truncate = or_else(truncate_prompt_tokens, params.truncate_prompt_tokens)
+        sources = [_source(each) for each in _as_batch(prompts)]
+        found = self._pool(sources, Pooling(kind=embedder.kind), truncate, use_tqdm, lora_request)
+        if not found:
+            return []
+        vectors = np.stack([each.outputs for each in found])[:, :size]
+        if or_else(params.use_activation, embedder.normalises):
+            vectors = unit(vectors)
+        return [each.with_outputs(PoolingOutput(data=vector)) for each, vector in zip(found, vectors, strict=True)]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Lora = None,
+        chat_template: str | None = None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Return how well each text of data_2 fits data_1, which is one text, or one for each of data_2.
+
+        The score is the probability that a model that judges says yes, and for other models the cosine of two
+        vectors. chat_template: of the prompt of a judge. The other arguments are those of `embed`.
+        """
+        params = pooling_params or PoolingParams()
+        if params.dimensions is not None:
+            raise RequestError("dimensions is for embed and encode; scores compare whole vectors")
+        first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+        if len(first) not in (1, len(second)):
+            raise RequestError(
+                f"data_1 has {len(first)} texts and data_2 {len(second)}; data_1 must be one text, or as many"
+            )
+        if not second:
+            return []
+        truncate = or_else(truncate_prompt_tokens, params.truncate_prompt_tokens)
+        renderer = ChatRenderer(self.tokenizer, chat_template)
+        compared = compare(self.info.embedder, renderer, first, second, truncate=truncate)
+        special = compared.adds_special_tokens
+        found = self._pool(
+            compared.texts, compared.pooling, truncate, use_tqdm, lora_request, add_special_tokens=special
+        )
+        vectors = np.stack([each.outputs for each in found])
+        scores = compared.scores(vectors, activated=params.use_activation is not False)
+        outputs = [ScoringOutput(score=score) for score in scores.tolist()]
+        if compared.judges:
+            return [each.with_outputs(output) for each, output in zip(found, outputs, strict=True)]
+        queries = found[: len(first)] * (len(second) if len(first) == 1 else 1)
+        pairs = zip(queries, found[len(first) :], outputs, strict=True)
+        return [
+            replace(
+                document.with_outputs(output),
+                prompt_token_ids=query.prompt_token_ids + document.prompt_token_ids,
+                num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+            )
+            for query, document, output in pairs
+        ]
+
+    def classify(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse vLLM's classification by name."""
+        raise RequestError("LLM.classify is not supported: FASER has no classifiers; score compares texts")
+
+    def reward(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse vLLM's reward models by name."""
+        raise RequestError("LLM.reward is not supported: FASER has no reward models")
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -239,16 +301,8 @@ class LLM:
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """The text, if there is one, and its token ids."""
-        if isinstance(prompt, Mapping):
-            if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids"}):
-                raise RequestError(
-                    f"the prompt has the key {unknown[0]!r}; FASER reads prompt and prompt_token_ids"
-                )
-            if not prompt:
-                raise RequestError("the prompt is an empty dict; it needs the key prompt or prompt_token_ids")
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            return text, self.tokenizer.encode(text or "") if ids is None else list(ids)
-        return (prompt, self.tokenizer.encode(prompt)) if isinstance(prompt, str) else (None, list(prompt))
+        text, ids = _parts(prompt)
+        return text, self.tokenizer.encode(text or "") if ids is None else ids
 
     def _sampling(
         self, given: Sampling | Sequence[Sampling] | None, num_prompts: int
@@ -277,16 +331,23 @@ class LLM:
         priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        count = len(prompts)
-        sampling = self._sampling(sampling_params, count)
-        priorities = [0] * count if priority is None else priority
-        if len(priorities) != count:
-            raise RequestError(f"{len(priorities)} priorities for {count} prompts; give one per prompt")
+        sampling = self._sampling(sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else priority
+        if len(priorities) != len(prompts):
+            raise RequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one per prompt")
+        adapters = self._adapters_of(lora_request, len(prompts))
+        works = [
+            partial(self._generate, *prompt, params, adapter, level)
+            for prompt, params, adapter, level in zip(prompts, sampling, adapters, priorities, strict=True)
+        ]
+        return self._await(self._all(works, [params.n for params in sampling], use_tqdm))
+
+    def _adapters_of(self, lora_request: Lora, count: int) -> list[Adapter | None]:
+        """Return the adapter of each prompt."""
         several = [lora_request] * count if isinstance(lora_request, LoRARequest | None) else lora_request
         if len(several) != count:
             raise RequestError(f"{len(several)} adapters for {count} prompts; give one, or one per prompt")
-        adapters = [maybe(self._adapter, each) for each in several]
-        return self._await(self._generate_all(prompts, sampling, adapters, priorities, use_tqdm))
+        return [maybe(self._adapter, each) for each in several]
 
     def _adapter(self, asked: LoRARequest) -> Adapter:
         if not self._config.enable_lora:
@@ -301,38 +362,29 @@ class LLM:
                 raise RequestError(str(error), param="lora_request") from None
         return self._adapters[asked]
 
-    async def _generate_all(
-        self,
-        prompts: Sequence[tuple[str | None, list[int]]],
-        sampling: Sequence[EngineSamplingParams],
-        adapters: Sequence[Adapter | None],
-        priorities: Sequence[int],
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
+    async def _all(
+        self, works: Sequence[Callable[[], Awaitable[_T]]], num_samples: Sequence[int], use_tqdm: bool
+    ) -> list[_T]:
+        """Do all works, as many at a time as the engine has room for. num_samples: of the request of each work."""
         with Progress(console=Console(stderr=True), disable=not (use_tqdm and sys.stderr.isatty())) as bar:
-            task = bar.add_task("prompts", total=len(prompts))
+            task = bar.add_task("prompts", total=len(works))
             room = self._config.max_num_seqs + self._config.max_num_queued_reqs
             free, turn = asyncio.Semaphore(room), asyncio.Lock()
 
-            async def answer(
-                prompt: tuple[str | None, list[int]],
-                params: EngineSamplingParams,
-                adapter: Adapter | None,
-                level: int,
-            ) -> RequestOutput:
-                num_samples = min(params.n, room)  # more are refused by the engine
+            async def answer(work: Callable[[], Awaitable[_T]], needed: int) -> _T:
+                needed = min(needed, room)  # more are refused by the engine
                 async with turn:
-                    for _ in range(num_samples):
+                    for _ in range(needed):
                         await free.acquire()
                 try:
-                    answered = await self._generate(*prompt, params, adapter, level)
+                    answered = await work()
                 finally:
-                    for _ in range(num_samples):
+                    for _ in range(needed):
                         free.release()
                 bar.advance(task)
                 return answered
 
-            return list(await asyncio.gather(*map(answer, prompts, sampling, adapters, priorities)))
+            return list(await asyncio.gather(*map(answer, works, num_samples)))
 
     async def _generate(
         self,
@@ -359,7 +411,7 @@ class LLM:
                 num_cached_tokens = max(num_cached_tokens, output.num_cached_tokens)
                 prompt_logprobs = output.prompt_logprobs or prompt_logprobs
                 for delta in output.deltas:
-                    outputs[delta.index]._add(delta, self.tokenizer)
+                    outputs[delta.index].add(delta, self.tokenizer)
         return RequestOutput(
             request_id=request.request_id,
             prompt=text,
@@ -370,23 +422,78 @@ class LLM:
         )
 
     def _by_tokens(self, positions: Sequence[PositionLogprobs | None]) -> list[dict[int, Logprob] | None]:
-        return [maybe(lambda each: _by_token(each, self.tokenizer), position) for position in positions]
+        return [maybe(lambda each: by_token(each, self.tokenizer), position) for position in positions]
+
+    def _pool(
+        self,
+        sources: Sequence[Source],
+        pooling: Pooling,
+        truncate: int | None,
+        use_tqdm: bool,
+        lora_request: Lora,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[PoolingRequestOutput[Floats]]:
+        """Return the vector of each text, as the engine computes it."""
+        limit = self.info.max_model_len
+        rules = TokenizationRules(
+            limit=limit,
+            field="prompts",
+            add_special_tokens=add_special_tokens,
+            truncate=limit if truncate == -1 else truncate,
+            keeps_start=True,
+        )
+        prompts = tokenize_all(sources, self.tokenizer, rules)
+        works = [
+            partial(self._pool_one, prompt.token_ids, params_of(pooling, prompt.second_from), adapter)
+            for prompt, adapter in zip(prompts, self._adapters_of(lora_request, len(prompts)), strict=True)
+        ]
+        return self._await(self._all(works, [1] * len(works), use_tqdm))
+
+    async def _pool_one(
+        self, token_ids: tuple[int, ...], sampling: EngineSamplingParams, adapter: Adapter | None
+    ) -> PoolingRequestOutput[Floats]:
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            arrival_s=time.monotonic(),
+            adapter=adapter,
+            speculation=NO_DRAFTS,
+        )
+        vector, num_cached_tokens = b"", 0
+        async with self._engine.submit(request) as stream:
+            async for output in stream:
+                num_cached_tokens = max(num_cached_tokens, output.num_cached_tokens)
+                vector = output.pooled or vector
+        return PoolingRequestOutput(
+            request_id=request.request_id,
+            outputs=np.frombuffer(vector, np.float32),
+            prompt_token_ids=list(token_ids),
+            num_cached_tokens=num_cached_tokens,
+        )
+
+
+def _parts(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """Return the text and the token ids of a prompt; the token ids count where both are there."""
+    if not isinstance(prompt, Mapping):
+        return (prompt, None) if isinstance(prompt, str) else (None, list(prompt))
+    if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids"}):
+        raise RequestError(f"the prompt has the key {unknown[0]!r}; FASER reads prompt and prompt_token_ids")
+    if not prompt:
+        raise RequestError("the prompt is an empty dict; it needs the key prompt or prompt_token_ids")
+    return prompt.get("prompt"), maybe(list, prompt.get("prompt_token_ids"))
+
+
+def _source(prompt: Prompt) -> str | list[int]:
+    text, token_ids = _parts(prompt)
+    return or_else(token_ids, text or "")
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)
-
-
-def _by_token(found: PositionLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """The chosen token, then the likeliest ones."""
-    chosen = Logprob(logprob=found.logprob, rank=found.rank, decoded_token=tokenizer.token_text(found.token_id))
-    top = {
-        token_id: Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
-        for rank, (token_id, logprob) in enumerate(found.top, start=1)
-    }
-    return {found.token_id: chosen} | top
 
 
 def _no_progress(_stage: str, _done: int, _total: int) -> None:

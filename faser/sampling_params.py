@@ -1,7 +1,7 @@
-"""SamplingParams and StructuredOutputsParams of the offline API, with vLLM's names, defaults and tolerance.
+"""Parameters of the offline API, with vLLM's names, defaults and tolerance.
 
-The fields are those of a request body (api/bodies/fields.py), checked and translated by the same code, so that a
-value means the same here as over HTTP, and an error says the same.
+The fields of SamplingParams are those of a request body (api/bodies/fields.py), checked and translated by the
+same code, so that a value means the same here as over HTTP, and an error says the same.
 """
 
 from dataclasses import dataclass, field, fields
@@ -89,6 +89,22 @@ class SamplingParams:
         body = checked(given, _Body)
         settings = _Settings(max_logprobs=max_logprobs)
         return sampling_params(body, settings, tokenizer, max_tokens=body.max_tokens, logprobs=body.logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """Parameters of vectors and scores.
+
+    dimensions: numbers of each vector, fewer for a model that is trained for it.
+    use_activation: False gives vectors that are not scaled to length 1, and the raw logits of a model that judges;
+        None: as the checkpoint says.
+    truncate_prompt_tokens: how many of the first tokens are read; -1: as many as the model can; None: all, and a
+        longer text is an error.
+    """
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 def _as_json(value: Any) -> Any:

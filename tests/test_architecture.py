@@ -47,7 +47,7 @@ class Layer(Enum):
     CLIENT = ("engine.client",)
     API = ("api",)
     DISTILL = ("distill",)
-    COMMANDS = ("cli", "offline", "sampling_params", "__main__")
+    COMMANDS = ("cli", "offline", "outputs", "sampling_params", "__main__")
     RAY = ("ray",)
 
 

@@ -12,7 +12,7 @@ import pytest
 from faser import LLM, LoRARequest, SamplingParams
 from faser.config.sources import UsageError
 from faser.errors import ConfigError, RequestError
-from faser.offline import RequestOutput
+from faser.outputs import RequestOutput
 from faser.sampling_params import StructuredOutputsParams
 from tests.engine.checkpoints.adapter_files import write_adapter
 
@@ -144,8 +144,6 @@ def test_options_are_answered_as_flags_are(options: dict[str, Any], message: str
 
 
 def test_what_is_not_supported_is_refused_by_name(model: LLM) -> None:
-    with pytest.raises(RequestError, match=r"LLM\.encode is not supported"):
-        model.encode("the cat")
     with pytest.raises(RequestError, match="enable_lora=True"):
         model.generate("the cat", GREEDY, lora_request=LoRARequest("one", 1, "/a"))
     with pytest.raises(RequestError, match="the prompt has the key 'multi_modal_data'"):
@@ -179,7 +177,7 @@ def test_a_model_that_cannot_be_served_is_refused() -> None:
         LLM("./no-such-model")
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "structured_output"])
+@pytest.mark.parametrize("name", ["generate", "chat", "structured_output", "embed"])
 def test_examples_run(name: str, tiny_checkpoint: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tiny_checkpoint)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)

@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.exactness.greedy_equality import load_oracle
 from faser.engine.checkpoints.source import resolve
-from faser.offline import LLM, RequestOutput
+from faser.offline import LLM
+from faser.outputs import RequestOutput
 from faser.types.sampling import SamplingParams
 from tests.prompts import PROMPTS
 

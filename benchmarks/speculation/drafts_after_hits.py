@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.runner import about, command_line, named, write_json
 from faser.cli.console import runs_bar
-from faser.offline import LLM, RequestOutput
+from faser.offline import LLM
+from faser.outputs import RequestOutput
 from faser.types.sampling import SamplingParams
 
 _AT_ONCE = 4

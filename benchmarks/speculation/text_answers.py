@@ -33,7 +33,7 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.rows import StepTokens
-from faser.offline import RequestOutput
+from faser.outputs import RequestOutput
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 

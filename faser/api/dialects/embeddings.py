@@ -11,11 +11,11 @@ from starlette.responses import Response
 from faser.api.bodies.fields import LIST, Integer
 from faser.api.bodies.openapi import BODY_ERRORS, answers, json_body
 from faser.api.dialects.completions_requests import read_prompts
-from faser.api.dialects.vectors import Floats, PoolingBody, check_body, pool, tokenized, unit, usage
+from faser.api.dialects.vectors import PoolingBody, check_body, pool, tokenized, usage
 from faser.api.middleware.outer import get_request_id
+from faser.api.requests.embedding import Floats, unit, vector_size
 from faser.api.requests.service import Service
 from faser.errors import RequestError
-from faser.types.engine import ModelInfo
 from faser.types.pooling import Embedder, Pooling
 
 
@@ -41,13 +41,7 @@ def embeddings_router(service: Service) -> APIRouter:
     async def create_embeddings(http: Request) -> Response:
         body = await service.read(http, EmbeddingBody)
         info = check_body(service, body, http)
-        if info.embedder.judges_pairs:
-            raise RequestError(
-                "this model is a cross-encoder, which judges pairs of texts and makes no embeddings; it serves "
-                "/v1/rerank and /v1/score",
-                param="model",
-            )
-        size = _size(body, info)
+        size = vector_size(info.embedder, info.hidden_size, body.dimensions)
         sources, field = _sources(service, body, info.embedder)
         special = body.messages is None
         prompts = await tokenized(service, body, info, sources, field, add_special_tokens=special)
@@ -105,25 +99,6 @@ def _sources(service: Service, body: EmbeddingBody, embedder: Embedder) -> tuple
     if any(isinstance(each, list) for each in sources):
         raise RequestError("prompt_name goes before texts; the input is token ids", param="prompt_name")
     return [f"{prefix}{each}" for each in sources], "input"
-
-
-def _size(body: EmbeddingBody, info: ModelInfo) -> int:
-    """Return how many numbers a vector gets. Raises RequestError for a size that the model is not trained for."""
-    asked, most, embedder = body.dimensions, info.hidden_size, info.embedder
-    if asked is None or asked == most:
-        return most
-    if not embedder.is_matryoshka:
-        raise RequestError(
-            f"dimensions is {asked}; the vectors of this model have {most} numbers, and its config.json does not "
-            "say that it is trained for fewer (is_matryoshka, matryoshka_dimensions)",
-            param="dimensions",
-        )
-    if embedder.dimensions and asked not in embedder.dimensions:
-        sizes = ", ".join(map(str, embedder.dimensions))
-        raise RequestError(f"dimensions is {asked}; this model is trained for {sizes}", param="dimensions")
-    if not 1 <= asked <= most:
-        raise RequestError(f"dimensions is {asked}; it must be from 1 to {most}", param="dimensions")
-    return asked
 
 
 def _encoded(vector: Floats) -> str:

@@ -1,8 +1,7 @@
 """POST /rerank and /score, as vLLM, Jina and Cohere have them: how well documents fit a query.
 
 A model that judges (Embedder.score_token_ids) reads query and document together and says yes or no; the score is
-the probability of yes. A cross-encoder (Embedder.judges_pairs) reads them together too, and its logit says how
-well they fit. For every other model it is the cosine of two embeddings.
+the probability of yes. For every other model it is the cosine of two embeddings.
 """
 
 import time
@@ -18,31 +17,13 @@ from starlette.responses import Response
 from faser.api.bodies.body import shown
 from faser.api.bodies.fields import Flag, Integer
 from faser.api.bodies.openapi import BODY_ERRORS, answers, json_body
-from faser.api.dialects.vectors import (
-    Floats,
-    PoolingBody,
-    check_body,
-    pool,
-    tokenized,
-    tokenized_pairs,
-    unit,
-    usage,
-)
+from faser.api.dialects.vectors import PoolingBody, check_body, pool, tokenized, usage
 from faser.api.middleware.outer import get_request_id
+from faser.api.requests.embedding import Floats, compare
 from faser.api.requests.prompts import TokenizedPrompt
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.engine import ModelInfo
-from faser.types.pooling import Embedder, Pooling
-
-_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt that Qwen3-Reranker is trained with, for checkpoints whose chat template knows no documents.
-_JUDGE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
 
 
 class ScoresBody(PoolingBody):
@@ -142,58 +123,23 @@ async def _scores(
     field: str,
 ) -> tuple[Floats, list[TokenizedPrompt]]:
     """Return the score of each document, [N], and the prompts that were read. queries: one, or as many."""
-    embedder = info.embedder
-    asked = [*queries] * (len(documents) if len(queries) == 1 else 1)
-    if embedder.judges_pairs:
-        _refuse_instruction(body, "this one is a cross-encoder, which reads a query and a document")
-        pairs = list(zip(asked, documents, strict=True))
-        prompts = await tokenized_pairs(service, body, info, pairs, field)
-        found = (await pool(service, body, http, prompts, Pooling(kind=embedder.kind), field))[:, 0]
-        return found if embedder.raw_scores or body.use_activation is False else _sigmoid(found), prompts
-    if embedder.score_token_ids:
-        pairs = list(zip(asked, documents, strict=True))
-        if body.truncate_prompt_tokens is not None:
-            raise RequestError(
-                "truncate_prompt_tokens would cut the question off the end of the prompt, which this model needs; "
-                "shorten the documents instead",
-                param="truncate_prompt_tokens",
-            )
-        texts = [_judged(service, query, document, body.instruction) for query, document in pairs]
-        prompts = await tokenized(service, body, info, texts, field, add_special_tokens=False)
-        pooling = Pooling(kind=embedder.kind, token_ids=embedder.score_token_ids)
-        logits = await pool(service, body, http, prompts, pooling, field)
-        odds = logits[:, 0] - logits[:, 1] if logits.shape[1] > 1 else logits[:, 0]
-        return odds if body.use_activation is False else _sigmoid(odds), prompts
-    _refuse_instruction(body, "this one compares embeddings")
-    texts = [_prefixed(embedder, "query", each) for each in queries]
-    texts += [_prefixed(embedder, "document", each) for each in documents]
-    prompts = await tokenized(service, body, info, texts, field)
-    vectors = unit(await pool(service, body, http, prompts, Pooling(kind=embedder.kind), field))
-    return (vectors[: len(queries)] * vectors[len(queries) :]).sum(axis=1), prompts
-
-
-def _refuse_instruction(body: ScoresBody, why: str) -> None:
-    if body.instruction is not None:
-        raise RequestError(f"instruction is for models that judge with words; {why}", param="instruction")
-
-
-def _judged(service: Service, query: str, document: str, instruction: str | None) -> str:
-    """Return the prompt in which a model judges, by its template if that knows documents."""
-    template = service.chat_renderer.template_of(tools=False)
-    if "document" not in template:
-        return _JUDGE.format(instruction=instruction or _INSTRUCTION, query=query, document=document)
-    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-    if instruction is not None:
-        messages.insert(0, {"role": "system", "content": instruction})
-    return service.chat_renderer.render_roles(messages)
-
-
-def _sigmoid(odds: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-odds)), np.float32)
-
-
-def _prefixed(embedder: Embedder, name: str, text: str) -> str:
-    return embedder.prompts.get(name, "") + text
+    found = compare(
+        info.embedder,
+        service.chat_renderer,
+        queries,
+        documents,
+        instruction=body.instruction,
+        truncate=body.truncate_prompt_tokens,
+    )
+    if found.reads_pairs and body.add_special_tokens is False:
+        raise RequestError(
+            "add_special_tokens is false; this model tells the texts of a pair apart by special tokens",
+            param="add_special_tokens",
+        )
+    special = found.adds_special_tokens
+    prompts = await tokenized(service, body, info, found.texts, field, add_special_tokens=special)
+    vectors = await pool(service, body, http, prompts, found.pooling, field)
+    return found.scores(vectors, activated=body.use_activation is not False), prompts
 
 
 def _side(body: ScoreBody, name: str, other: str) -> list[str]:

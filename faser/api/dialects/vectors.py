@@ -4,12 +4,9 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from fastapi import Request as HttpRequest
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from faser.api.answers.handler import merged, while_connected
@@ -18,16 +15,13 @@ from faser.api.dialects.generation import deadline_of
 from faser.api.middleware.key_limits import use_tokens
 from faser.api.middleware.keys import get_key_identity, tenant_of
 from faser.api.middleware.outer import get_request_id, set_request_id
-from faser.api.requests.prompts import TokenizationRules, TokenizedPrompt, tokenize_pairs, tokenize_prompts
+from faser.api.requests.embedding import NO_DRAFTS, Floats, params_of
+from faser.api.requests.prompts import Source, TokenizationRules, TokenizedPrompt, tokenize_prompts
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.engine import ModelInfo
 from faser.types.pooling import Pooling
-from faser.types.request import Request, SpeculationParams
-from faser.types.sampling import SamplingParams
-
-Floats = NDArray[np.float32]
-_NO_DRAFTS = SpeculationParams(enabled=False)
+from faser.types.request import Request
 
 
 class PoolingBody(BaseModel):
@@ -61,7 +55,7 @@ async def tokenized(
     service: Service,
     body: PoolingBody,
     info: ModelInfo,
-    sources: Sequence[str | list[int]],
+    sources: Sequence[Source],
     field: str,
     *,
     add_special_tokens: bool = True,
@@ -70,48 +64,19 @@ async def tokenized(
 
     Raises RequestError.
     """
-    special = add_special_tokens if body.add_special_tokens is None else body.add_special_tokens
-    rules = _rules(service, body, info, len(sources), field, add_special_tokens=special)
-    return await tokenize_prompts(sources, service.engine.tokenizer, rules, service.text_worker)
-
-
-async def tokenized_pairs(
-    service: Service, body: PoolingBody, info: ModelInfo, pairs: Sequence[tuple[str, str]], field: str
-) -> list[TokenizedPrompt]:
-    """Tokenise pairs of texts for a cross-encoder. field: of the body, from which the second ones come.
-
-    Raises RequestError.
-    """
-    if body.add_special_tokens is False:
-        raise RequestError(
-            "add_special_tokens is false; this model tells the texts of a pair apart by special tokens",
-            param="add_special_tokens",
-        )
-    rules = _rules(service, body, info, len(pairs), field, add_special_tokens=True)
-    return await tokenize_pairs(pairs, service.engine.tokenizer, rules, service.text_worker)
-
-
-def _rules(
-    service: Service,
-    body: PoolingBody,
-    info: ModelInfo,
-    num_texts: int,
-    field: str,
-    *,
-    add_special_tokens: bool,
-) -> TokenizationRules:
     truncate, most = body.truncate_prompt_tokens, service.engine.max_samples
-    if num_texts > most:
+    if len(sources) > most:
         raise RequestError(
-            f"{field} has {num_texts} texts; this server holds at most {most} at a time", param=field
+            f"{field} has {len(sources)} texts; this server holds at most {most} at a time", param=field
         )
-    return TokenizationRules(
+    rules = TokenizationRules(
         limit=info.max_model_len,
         field=field,
-        add_special_tokens=add_special_tokens,
+        add_special_tokens=add_special_tokens if body.add_special_tokens is None else body.add_special_tokens,
         truncate=info.max_model_len if truncate == -1 else truncate,
         keeps_start=True,
     )
+    return await tokenize_prompts(sources, service.engine.tokenizer, rules, service.text_worker)
 
 
 async def pool(
@@ -130,20 +95,18 @@ async def pool(
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
     adapter = service.adapter(body.model)
-    sampling = SamplingParams(max_tokens=0, temperature=0.0, pooling=pooling)
-    of_pair = partial(_of_pair, sampling, pooling)
     deadline_s = deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s)
     requests = [
         Request(
             request_id=f"{get_request_id(scope)}-{unique}-{index}",
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling if prompt.second_from is None else of_pair(prompt.second_from),
+            sampling=params_of(pooling, prompt.second_from),
             priority=body.priority or 0,
             arrival_s=arrival_s,
             adapter=adapter,
             cache_salt=namespace,
             shares_cache=namespace is None,
-            speculation=_NO_DRAFTS,
+            speculation=NO_DRAFTS,
             tenant=tenant_of(scope, unique),
             deadline_s=deadline_s,
             may_record=False,
@@ -163,10 +126,6 @@ async def pool(
     return await while_connected(gather(), http.receive)
 
 
-def _of_pair(sampling: SamplingParams, pooling: Pooling, second_from: int) -> SamplingParams:
-    return replace(sampling, pooling=replace(pooling, second_from=second_from))
-
-
 def count_tokens(prompts: Sequence[TokenizedPrompt]) -> int:
     """Count the tokens of all prompts."""
     return sum(len(each.token_ids) for each in prompts)
@@ -176,10 +135,3 @@ def usage(prompts: Sequence[TokenizedPrompt]) -> dict[str, int]:
     """Return the usage of an answer without tokens."""
     count = count_tokens(prompts)
     return {"prompt_tokens": count, "total_tokens": count}
-
-
-def unit(vectors: Floats) -> Floats:
-    """Scale vectors [N, D] to length 1; one of zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Floats = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return scaled

@@ -21,6 +21,8 @@ from faser.errors import RequestError
 from faser.machine import return_free_memory
 
 _T = TypeVar("_T")
+# A text, token ids, or a pair of texts for a cross-encoder.
+Source = str | list[int] | tuple[str, str]
 _INLINE_CHARS = 2048  # handing work to a thread takes longer than tokenising so little
 _INLINE_SECONDS = 0.05  # of a processor, for a chat template: the event loop waits as long
 LARGE_CHARS = 1 << 15  # more of them are a large text
@@ -106,21 +108,21 @@ class TokenizationRules:
 
 
 async def tokenize_prompts(
-    sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules, worker: TextWorker
+    sources: Sequence[Source], tokenizer: Tokenizer, rules: TokenizationRules, worker: TextWorker
 ) -> list[TokenizedPrompt]:
     """One prompt per source. Raises RequestError for a prompt that is empty or too long."""
     prompts: list[TokenizedPrompt] = []
     for num_chars, group in _groups(sources):
-        prompts += await worker.run(num_chars, partial(_tokenize_all, group, tokenizer, rules))
+        prompts += await worker.run(num_chars, partial(tokenize_all, group, tokenizer, rules))
     return prompts
 
 
-def _groups(sources: Sequence[str | list[int]]) -> Iterator[tuple[int, list[str | list[int]]]]:
+def _groups(sources: Sequence[Source]) -> Iterator[tuple[int, list[Source]]]:
     """(number of characters, sources) in order. A group with more than one text is not large."""
-    group: list[str | list[int]] = []
+    group: list[Source] = []
     num_chars = 0
     for source in sources:
-        length = len(source) if isinstance(source, str) else 0
+        length = sum(len(each) for each in _texts(source))
         if group and num_chars + length > LARGE_CHARS:
             yield num_chars, group
             group, num_chars = [], 0
@@ -129,13 +131,23 @@ def _groups(sources: Sequence[str | list[int]]) -> Iterator[tuple[int, list[str 
     yield num_chars, group
 
 
-def _tokenize_all(
-    sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules
+def _texts(source: Source) -> tuple[str, ...]:
+    """Return the texts of a source, of which token ids have none."""
+    if isinstance(source, tuple):
+        return source
+    return (source,) if isinstance(source, str) else ()
+
+
+def tokenize_all(
+    sources: Sequence[Source], tokenizer: Tokenizer, rules: TokenizationRules
 ) -> list[TokenizedPrompt]:
+    """Tokenise in this thread, as tokenize_prompts does."""
     return [_tokenize(source, tokenizer, rules) for source in sources]
 
 
-def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:
+def _tokenize(source: Source, tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:
+    if isinstance(source, tuple):
+        return _tokenize_pair(*source, tokenizer, rules)
     if not isinstance(source, str):
         return TokenizedPrompt(text=None, token_ids=_kept(source, rules))
     if rules.truncate is not None:
@@ -193,14 +205,6 @@ def _tokenize_prediction(text: str, tokenizer: Tokenizer, limit: int) -> tuple[i
     raise RequestError(
         f"prediction has {size}; it must not exceed the model's context, {limit} tokens", param="prediction"
     )
-
-
-async def tokenize_pairs(
-    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, rules: TokenizationRules, worker: TextWorker
-) -> list[TokenizedPrompt]:
-    """Tokenise the pairs of a cross-encoder, one prompt each. Raises RequestError for a pair that is too long."""
-    num_chars = sum(len(first) + len(second) for first, second in pairs)
-    return await worker.run(num_chars, lambda: [_tokenize_pair(*pair, tokenizer, rules) for pair in pairs])
 
 
 def _tokenize_pair(first: str, second: str, tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:

@@ -41,8 +41,8 @@ Answer the requests of a file, one a line, in the format of OpenAI's Batch API a
 
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
 
-  -i, --input-file IN     the requests; url is /v1/chat/completions, /v1/completions, /v1/responses
-                          or /v1/messages
+  -i, --input-file IN     the requests; url is /v1/chat/completions, /v1/completions, /v1/responses,
+                          /v1/messages, /v1/embeddings, /v1/rerank or /v1/score
   -o, --output-file OUT   the answers, one a line, written as they finish: find them by custom_id
   --resume                keep the answers that OUT has already, and try all others
   --requests-at-once N    of each engine [twice --max-num-seqs]

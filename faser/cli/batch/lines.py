@@ -18,7 +18,10 @@ import msgspec
 
 from faser.errors import ConfigError
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
+)
 _BUSY = (429, 503)
 _WAIT_S = 1.0  # where an answer does not say how long
 

@@ -34,6 +34,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 4, "n": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 4},
     "/v1/messages": {"messages": HI, "max_tokens": 4},
+    "/v1/embeddings": {"input": ["a", "b"]},
+    "/v1/rerank": {"query": "a", "documents": ["b", "a"]},
+    "/v1/score": {"text_1": "a", "text_2": ["a", "b"]},
 }
 
 
@@ -62,7 +65,7 @@ def test_every_line_is_answered_or_says_why_not_and_failures_are_tried_again(
 ) -> None:
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     urls = list(BODIES)
-    lines = [line(f"good-{at}", urls[at % 4], temperature=0) for at in range(24)]
+    lines = [line(f"good-{at}", urls[at % 7], **({"temperature": 0} if at % 7 < 4 else {})) for at in range(24)]
     write(given, [line("model", urls[0], model="gpt-9"), *lines, line("limit", urls[1], max_tokens=-1)])
 
     assert run(given, out, tiny_checkpoint, "--requests-at-once", "9") == 1
@@ -78,6 +81,11 @@ def test_every_line_is_answered_or_says_why_not_and_failures_are_tried_again(
     assert len(bodies["/v1/completions"]["choices"]) == 4
     assert bodies["/v1/responses"]["object"] == "response"
     assert bodies["/v1/messages"]["type"] == "message"
+    assert len(bodies["/v1/embeddings"]["data"]) == 2
+    ranked = bodies["/v1/rerank"]["results"]
+    assert [each["index"] for each in ranked] == [1, 0]
+    scores = [each["score"] for each in bodies["/v1/score"]["data"]]
+    assert scores == pytest.approx([each["relevance_score"] for each in ranked])  # of a with a, and with b
     assert results["model"]["response"]["status_code"] == 404
     assert "gpt-9" in results["model"]["error"]["message"]
     assert results["model"]["response"]["body"]["error"]["param"] == "model"
@@ -151,7 +159,7 @@ def test_lines_are_read_in_order_without_empty_ones(tmp_path: Path) -> None:
         ({**GOOD, "custom_id": None}, "custom_id is null"),
         ({**GOOD, "custom_id": 5}, "custom_id is 5"),
         ({**GOOD, "method": "GET"}, 'method is "GET"; it must be POST'),
-        ({**GOOD, "url": "/v1/embeddings"}, 'url is "/v1/embeddings"; it must be one of /v1/chat/completions'),
+        ({**GOOD, "url": "/v1/audio/speech"}, 'url is "/v1/audio/speech"; it must be one of /v1/chat/completions'),
         ({**GOOD, "body": "x" * 200}, "body is"),
         ({**GOOD, "body": {"stream": True}}, "body.stream is true"),
     ],
