@@ -3,8 +3,8 @@
     python -m benchmarks kernels.adapters MODEL OUT.json [--rounds 40] [--quantization none int8]
 
 Arms of one number of rows take turns, round by round: without adapters; all rows with one; each row with one of
-eight, in turn. Medians of the rounds are kept, and the medians of the ratios within a round. Weights of the adapters
-are random. Each row is one of a sequence with 128 tokens before it.
+eight, in turn. Medians of the rounds are kept, and the medians of the ratios within a round. Adapters have random
+weights. Each row is one of a sequence with 128 tokens before it.
 """
 
 import statistics

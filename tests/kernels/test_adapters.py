@@ -1,11 +1,12 @@
 """Adapters of every backend. Oracle: the weights W + B A, in float64, of each row by itself.
 
-Planted bugs that these tests have caught: the adapter of the neighbour row; a part's columns one panel off; inputs of
-the second part read from those of the first; runs of one adapter taken for one run.
+Planted bugs that these tests have caught: the adapter of the neighbour row; the columns of a part one panel off;
+inputs of the second part read from those of the first; runs of one adapter taken for one run.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.adapters import AdapterRoom, LowRank, adapter_runs
+from faser.kernels.interface.adapters import AdapterRoom, Adapters, LowRank, adapter_runs
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import RowLayout
 from faser.kernels.torch_backend import TorchBackend
@@ -46,31 +47,40 @@ def random(*size: int, seed: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def adapter(ranks: tuple[int | None, ...], seed: int, dtype: torch.dtype) -> tuple[LowRank | None, ...]:
+def adapter(
+    ranks: tuple[int | None, ...], seed: int, dtype: torch.dtype, depth: int = DEPTH
+) -> tuple[LowRank | None, ...]:
     return tuple(
         None
         if rank is None
         else LowRank(
-            down=(random(rank, DEPTH, seed=seed + 10 * part) * DEPTH**-0.5).to(dtype),
+            down=(random(rank, depth, seed=seed + 10 * part) * depth**-0.5).to(dtype),
             up=(random(PARTS[part], rank, seed=seed + 10 * part + 1) * 2).to(dtype),
         )
         for part, rank in enumerate(ranks)
     )
 
 
+class HasAdapters(Protocol):
+    """A backend, as far as these tests know it."""
+
+    @property
+    def adapters(self) -> Adapters: ...
+
+
 @dataclass
 class World:
     """A room with adapters in its slots 0 … 3; slot 4 is empty."""
 
-    backend: Backend
+    backend: HasAdapters
     room: AdapterRoom
     adapters: list[tuple[LowRank | None, ...]]
 
     @classmethod
-    def of(cls, backend: Backend, dtype: torch.dtype) -> "World":
+    def of(cls, backend: HasAdapters, dtype: torch.dtype, depth: int = DEPTH) -> "World":
         kernels = backend.adapters
-        room = kernels.room(PARTS, DEPTH, dtype, slots=SLOTS, max_rank=16)
-        adapters = [adapter(ranks, 100 * slot, dtype) for slot, ranks in enumerate(RANKS)]
+        room = kernels.room(PARTS, depth, dtype, slots=SLOTS, max_rank=16)
+        adapters = [adapter(ranks, 100 * slot, dtype, depth) for slot, ranks in enumerate(RANKS)]
         for slot, each in enumerate(adapters):
             kernels.set(room, slot, kernels.pack(room, each))
         return cls(backend, room, adapters)
@@ -95,16 +105,16 @@ class World:
 
 
 @pytest.mark.parametrize("counts", [[1] * 9, [3, 1, 2, 5, 1, 1, 120, 1, 7]])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.25)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_each_row_gets_what_its_adapter_adds(
     dtype: torch.dtype, tolerance: float, counts: list[int], backend: Backend
 ) -> None:
-    """Adapters lie apart and side by side; some rows have none, some an empty slot, some one that changes nothing."""
+    """Adapters lie apart and side by side; some rows have none, an empty slot, or one that changes nothing."""
     world, slots = World.of(backend, dtype), [0, 1, 0, -1, 4, 2, 2, 3, 1]
     of_rows = [slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
     x, out = random(len(of_rows), DEPTH, seed=1).to(dtype), random(len(of_rows), sum(PARTS), seed=2).to(dtype)
     found, wanted = world.added(x, out, layout(slots, counts)), world.wanted(x, out, of_rows)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=tolerance)
+    torch.testing.assert_close(found.double(), wanted, rtol=2.0**-7, atol=tolerance)
     untouched = [row for row, slot in enumerate(of_rows) if slot not in (0, 1, 2)]
     assert torch.equal(found[untouched], out[untouched])
     assert not torch.equal(found, out)

@@ -118,6 +118,9 @@ class NativeAdapters:
         runs = adapter_runs(layout)
         return NativeRows([*runs]) if runs else None
 
+    def rows_at(self, _slots: Tensor) -> NativeRows:
+        raise AssertionError("a CPU captures no graphs")
+
     def add(self, x: Tensor, room: NativeRoom, out: Tensor, rows: NativeRows) -> None:
         assert x.dtype is room.dtype, (x.dtype, room.dtype)
         assert x.shape[1] == room.depth, (x.shape, room.depth)
