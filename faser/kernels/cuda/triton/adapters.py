@@ -16,12 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.triton.common import EXACT, expect, expect_lines, jit, next_power_of_2
+from faser.kernels.cuda.triton.common import EXACT, expect, expect_lines, jit, jit_for_any, next_power_of_2
 from faser.kernels.interface.adapters import LowRank, check_rank, row_adapters
 from faser.kernels.interface.shapes import RowLayout
 
 _ROWS = tl.constexpr(16)
 _TILE_ROWS = 16
+_MOST_ROWS = 1024  # of a launch
 _STRETCH = 512  # inputs of a program by `down`
 _STEP = tl.constexpr(128)
 _COLUMNS = 64  # of a program by `up`
@@ -38,7 +39,7 @@ def _added(rows, weights, sums, WIDE: tl.constexpr):
     return tl.dot(rows, weights, sums, input_precision="ieee")
 
 
-@jit
+@jit_for_any("num_rows")
 def _down(
     x, stride, slots, down, ranks, partial, num_rows, depth, width, num_parts,
     MAX_RANK: tl.constexpr, RANKS: tl.constexpr, STRETCH: tl.constexpr, WIDE: tl.constexpr,
@@ -73,7 +74,7 @@ def _down(
     tl.store(place, sums, mask=inside[:, None])
 
 
-@jit
+@jit_for_any("num_rows")
 def _up(
     partial, slots, up, ranks, blocks, out, stride, num_rows, size, width, num_parts, num_stretches,
     MAX_RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
@@ -188,23 +189,28 @@ class TritonAdapters:
 
     def add(self, x: Tensor, room: TritonRoom, out: Tensor, rows: Tensor) -> None:
         """Raises EngineError that names the tensor that does not fit."""
-        (count, depth), (_, width, _), (_, size, padded) = x.shape, room.down.shape, room.up.shape
+        (count, depth), (_, size, _) = x.shape, room.up.shape
         expect_lines("x", x, (count, room.down.shape[2]), room.down.dtype, like=room.down)
         expect_lines("out", out, (count, size), *_TYPES, like=x)
         expect("rows", rows, (count,), torch.int64, like=x)
-        if not count:
-            return
-        tiles, stretches, ranks = -(-count // _TILE_ROWS), -(-depth // _STRETCH), room.ranks_at_once
-        wide = x.device.type == "cpu"
-        partial = torch.empty(stretches, count, width, dtype=torch.float32, device=x.device)
-        _down[(tiles, width // ranks, stretches)](
-            x, x.stride(0), rows, room.down, room.ranks, partial, count, depth, width, len(room.widths),
-            MAX_RANK=padded, RANKS=ranks, STRETCH=_STRETCH, WIDE=wide, **EXACT,
-        )  # fmt: skip
-        _up[(tiles, len(room.blocks))](
-            partial, rows, room.up, room.ranks, room.blocks, out, out.stride(0), count, size, width,
-            len(room.widths), stretches, MAX_RANK=padded, RANKS=ranks, COLUMNS=_COLUMNS, WIDE=wide, **EXACT,
-        )  # fmt: skip
+        for first in range(0, count, _MOST_ROWS):  # bounds the memory between the two kernels
+            some = slice(first, first + _MOST_ROWS)
+            _add(x[some], room, out[some], rows[some], depth)
+
+
+def _add(x: Tensor, room: TritonRoom, out: Tensor, rows: Tensor, depth: int) -> None:
+    count, (_, width, _), (_, size, padded) = len(x), room.down.shape, room.up.shape
+    tiles, stretches, ranks = -(-count // _TILE_ROWS), -(-depth // _STRETCH), room.ranks_at_once
+    wide = x.device.type == "cpu"
+    partial = torch.empty(stretches, count, width, dtype=torch.float32, device=x.device)
+    _down[(tiles, width // ranks, stretches)](
+        x, x.stride(0), rows, room.down, room.ranks, partial, count, depth, width, len(room.widths),
+        MAX_RANK=padded, RANKS=ranks, STRETCH=_STRETCH, WIDE=wide, **EXACT,
+    )  # fmt: skip
+    _up[(tiles, len(room.blocks))](
+        partial, rows, room.up, room.ranks, room.blocks, out, out.stride(0), count, size, width,
+        len(room.widths), stretches, MAX_RANK=padded, RANKS=ranks, COLUMNS=_COLUMNS, WIDE=wide, **EXACT,
+    )  # fmt: skip
 
 
 def room_rank(max_rank: int) -> int:
