@@ -40,7 +40,7 @@ def _added(rows, weights, sums, WIDE: tl.constexpr):
 
 
 @jit_for_any("num_rows")
-def _down(
+def _adapter_down(
     x, stride, slots, down, ranks, partial, num_rows, depth, width, num_parts,
     MAX_RANK: tl.constexpr, RANKS: tl.constexpr, STRETCH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def _down(
 
 
 @jit_for_any("num_rows")
-def _up(
+def _adapter_up(
     partial, slots, up, ranks, blocks, out, stride, num_rows, size, width, num_parts, num_stretches,
     MAX_RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +117,7 @@ def _up(
 class TritonRoom:
     """The adapters of a product, on the device. down: [slots, parts * max_rank, K]; up: [slots, N, max_rank].
 
-    ranks: [slots, parts] int32; 0: the part stays as it is. blocks: see _up. widths: of the parts.
+    ranks: [slots, parts] int32; 0: the part stays as it is. blocks: see _adapter_up. widths: of the parts.
     """
 
     down: Tensor
@@ -203,11 +203,11 @@ def _add(x: Tensor, room: TritonRoom, out: Tensor, rows: Tensor, depth: int) -> 
     tiles, stretches, ranks = -(-count // _TILE_ROWS), -(-depth // _STRETCH), room.ranks_at_once
     wide = x.device.type == "cpu"
     partial = torch.empty(stretches, count, width, dtype=torch.float32, device=x.device)
-    _down[(tiles, width // ranks, stretches)](
+    _adapter_down[(tiles, width // ranks, stretches)](
         x, x.stride(0), rows, room.down, room.ranks, partial, count, depth, width, len(room.widths),
         MAX_RANK=padded, RANKS=ranks, STRETCH=_STRETCH, WIDE=wide, **EXACT,
     )  # fmt: skip
-    _up[(tiles, len(room.blocks))](
+    _adapter_up[(tiles, len(room.blocks))](
         partial, rows, room.up, room.ranks, room.blocks, out, out.stride(0), count, size, width,
         len(room.widths), stretches, MAX_RANK=padded, RANKS=ranks, COLUMNS=_COLUMNS, WIDE=wide, **EXACT,
     )  # fmt: skip
