@@ -80,7 +80,7 @@ class GgufSource:
             if stored in _OF_ROPE or stored.rpartition(".")[0].rpartition(".")[2] in architecture.not_read:
                 continue
             hub = architecture.outer.get(stored)
-            hub = hub or _hf_name(stored, architecture.tensors, num_layers, file.path)
+            hub = hub or hub_name(stored, architecture.tensors, num_layers, file.path)
             if EXPERT not in hub:
                 self._stored[hub] = _Place(stored)
                 continue
@@ -146,7 +146,7 @@ class GgufSource:
             return rows
         if len(rows) % (2 * num_heads):
             raise ModelError(f"{self._file.path}: {name} has {len(rows)} rows, which are not {num_heads} heads")
-        return _unpermute(rows, num_heads)
+        return unpermute(rows, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
         """One tensor, dequantised: float32 on the CPU, in memory of its own; DRAFT_IDS: integers."""
@@ -164,7 +164,7 @@ def open_gguf(path: Path) -> GgufSource:
     return GgufSource(GgufFile(path))
 
 
-def _hf_name(name: str, layer_tensors: Mapping[str, str], num_layers: int | None, path: Path) -> str:
+def hub_name(name: str, layer_tensors: Mapping[str, str], num_layers: int | None, path: Path) -> str:
     """num_layers: of the model, where layers that draft follow them; None: there are none."""
     if name in _OUTER_NAMES:
         return _OUTER_NAMES[name]
@@ -180,7 +180,7 @@ def _hf_name(name: str, layer_tensors: Mapping[str, str], num_layers: int | None
     return f"{prefix}{hub}" + ("" if hub in BARE else f".{match[3]}")
 
 
-def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:
+def unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:
     """Undo llama.cpp's row order, in which a rotated pair is two adjacent rows; here it is rows d and d + D/2.
 
     rows: [heads * D, ...] or a bias [heads * D]. One head of D = 4, as stored → as returned:

@@ -1,7 +1,7 @@
 """resolve: from the operator's name of a model to a local path; downloads the model if necessary.
 
 A name is a directory, a GGUF file, the embedded model or a repository on the Hugging Face hub: owner/name, or
-owner/name:Q4_K_M for one of its GGUF files. Does not read the files of the model.
+owner/name:Q4_K_M for one of its GGUF files. So is that of an adapter. Does not read the files of the model.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
+from faser.engine.checkpoints.adapter import ADAPTER_FILES
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads, cached_snapshot
 from faser.engine.checkpoints.embedder import EMBEDDER_FILES
 from faser.engine.checkpoints.files import GGUF_WEIGHTS, TEMPLATES, TORCH_WEIGHTS, gguf_file, refuse_special_files
@@ -83,6 +84,25 @@ def resolve(
             directory = fetch(tuple(escape(part) for part in part_names(file))) / file
     assert directory is not None, "a repository has been asked for files"
     found = _checked(directory, named=model)
+    progress(stage, 1, 1)
+    return found
+
+
+def resolve_adapter(adapter: str, *, progress: ProgressCallback, downloads: Downloads | None = None) -> Path:
+    """Return the folder or the .gguf file of a LoRA adapter. adapter: a local path, or a hub id, owner/name.
+
+    progress: see resolve. Raises ModelError that names the adapter: no such path or id, no network.
+    """
+    path = Path(adapter).expanduser()
+    if path.exists():
+        return path.absolute()
+    match = _HUB_NAME.fullmatch(adapter)
+    if match is None or match["tag"] or match["id"].endswith(".gguf"):
+        raise ModelError(f"the adapter {adapter!r} is neither a local path nor a hub id (owner/name)")
+    stage = f"fetching {adapter}"
+    found = (downloads or PublicDownloads()).snapshot(
+        match["id"], None, ADAPTER_FILES, lambda done, total: progress(stage, done, total)
+    )
     progress(stage, 1, 1)
     return found
 

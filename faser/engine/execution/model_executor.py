@@ -24,6 +24,7 @@ from faser.engine.contract.plan import (
     StepResult,
     StepRows,
 )
+from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore, NoAdapters
 from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
 from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -52,6 +53,7 @@ from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.types.adapter import Adapter
 from faser.types.answer import PositionLogprobs
 from faser.types.arrays import Ints
 
@@ -83,8 +85,9 @@ class ModelExecutor:
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
     matchers: of the sampler, where answers may have a structure; drafts are cut where their grammar forbids them.
-    speculation: None in an engine that never drafts. samples_in_runner: the runner samples tokens that depend on
-    nothing but their logits right after the forward; else the sampler does, stage by stage, with the same tokens.
+    adapters: that requests may have. speculation: None in an engine that never drafts. samples_in_runner: the
+    runner samples tokens that depend on nothing but their logits right after the forward; else the sampler does,
+    stage by stage, with the same tokens.
     """
 
     def __init__(
@@ -96,9 +99,11 @@ class ModelExecutor:
         max_logit_rows: int,
         matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
+        adapters: AdapterStore | NoAdapters = NO_ADAPTERS,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner
+        self._adapters = adapters
         self._sampler = sampler
         self._table = table
         self._matchers = matchers
@@ -124,7 +129,11 @@ class ModelExecutor:
     def without_drafter(self) -> "ModelExecutor":
         """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
         return ModelExecutor(
-            self._runner, self._sampler, self._table, max_logit_rows=self._prompt_logprobs.max_logit_rows
+            self._runner,
+            self._sampler,
+            self._table,
+            max_logit_rows=self._prompt_logprobs.max_logit_rows,
+            adapters=self._adapters,
         )
 
     @property
@@ -170,6 +179,12 @@ class ModelExecutor:
         began_s = self._async_steps.collected_s
         batch, found = self._follower.read(ahead)
         return batch, drafts_of(ahead.plan, found, began_s, time.perf_counter())
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        self._adapters.load(adapter)
+
+    def drop_adapter(self, digest: str) -> None:
+        self._adapters.drop(digest)
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         began_s = time.perf_counter()
@@ -351,10 +366,12 @@ class ModelExecutor:
                 self._table.append(request.slot, request.new_blocks)
 
     def _apply(self, plan: StepPlan) -> None:
-        """Saves, releases, starts and new blocks of the plan, in this order."""
+        """Saves, releases, adapters, starts and new blocks of the plan, in this order."""
         for each in plan.saves:
             self._runner.save_state(each.slot, each.snapshot, each.num_tokens)
         self._release(plan.released)
+        for slot, digest in plan.adapters:
+            self._adapters.place(slot, digest)
         for start in plan.started:
             self._table.clear(start.slot)
             self._table.set_adapter(start.slot, start.adapter)

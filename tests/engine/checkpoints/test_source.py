@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.source import cached, check_source, resolve
+from faser.engine.checkpoints.source import cached, check_source, resolve, resolve_adapter
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.checkpoints.tiny_wheel import never, quiet
@@ -208,3 +208,16 @@ def test_without_network_the_hubs_cache_serves_a_tag(tmp_path: Path, monkeypatch
         cached("o/r:Q4_0", tmp_path)
     with pytest.raises(ModelError, match="could not be fetched"):
         resolve("o/r:Q4_0", tmp_path, progress=quiet, downloads=hub)
+
+
+def test_adapters_are_local_paths_or_hub_ids(tmp_path: Path) -> None:
+    hub = FakeHub(tmp_path)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    assert resolve_adapter(str(folder), progress=quiet, downloads=hub) == folder
+    assert hub.asked == []
+    assert resolve_adapter("owner/adapter", progress=quiet, downloads=hub) == tmp_path / "owner" / "adapter"
+    assert hub.patterns == [("adapter_config.json", "adapter_model.safetensors")]
+    for name in ("no/such/path", "adapter-that-is-not-here", "owner/adapter:Q8_0"):
+        with pytest.raises(ModelError, match=f"{name}' is neither a local path nor a hub id"):
+            resolve_adapter(name, progress=quiet, downloads=hub)

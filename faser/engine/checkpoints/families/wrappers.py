@@ -1,6 +1,7 @@
 """Vision-language wrappers: the config.json of their text half, which is served alone.
 
-For text alone all axes of a position are equal, so rope in sections (mrope) is plain rope. Knows no tensors.
+For text alone all axes of a position are equal, so rope in sections (mrope) is plain rope. Knows of tensors only
+how their names begin.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,12 @@ _TEXT_HALVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "muse_glimmer_text": ("MuseGlimmerForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {}),
     "ministral3": ("Ministral3ForCausalLM", {}),
+}
+# How versions of transformers name the tensors of the text half.
+_TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
 }
 _TIED = "tie_word_embeddings"
 # Fields that stand at the top level or in text_config; names of one field together.
@@ -93,3 +100,11 @@ def named_text_half(config: Mapping[str, Any]) -> str | None:
     text = config.get("text_config")
     kind = text.get("model_type") if isinstance(text, dict) else None
     return kind if isinstance(kind, str) else None
+
+
+def text_name(name: str) -> str:
+    """Return the name of a tensor of a text half, as a text model has it; another name stays as it is."""
+    for stored, text in _TEXT_PREFIXES.items():
+        if name.startswith(stored):
+            return text + name.removeprefix(stored)
+    return name

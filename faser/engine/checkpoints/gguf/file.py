@@ -35,13 +35,15 @@ class GgufFile:
     path: of the file, or of the first part of a model that is split.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: mmap.mmap | None = None) -> None:
         """Reads the header; values and tensors stay on disk until they are read. path: may be any part.
 
+        content: of the file, read already: tensors are taken from there; None: the file is mapped.
         Raises ModelError: not a GGUF file, truncated, of the other byte order, or a part that is missing, that is
         of another number than its name states, or of another model.
         """
-        parts = open_parts(path)
+        parts = open_parts(path, content)
+        self._is_mapped = content is None
         self.path, self._header = next(iter(parts.items()))
         self._parts = tuple(parts.values())
         self._owners = {name: header for header in parts.values() for name in header.tensors}
@@ -170,8 +172,9 @@ class GgufFile:
         Pages read so far stop counting as this process's memory, so that loading takes that of one product more
         than the weights. Earlier parts stay usable: they are read again from the system's cache.
         """
-        for header in self._parts:
-            header.content.madvise(mmap.MADV_DONTNEED)
+        if self._is_mapped:
+            for header in self._parts:
+                header.content.madvise(mmap.MADV_DONTNEED)
         place = self._place(name)
         return np.frombuffer(self._owners[name].content, np.uint8, place.num_bytes, place.start)
 

@@ -17,9 +17,12 @@ _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 _MOST_SHOWN = 60  # characters of a wrong value
 
 
-def open_parts(path: Path) -> dict[Path, Header]:
-    """The files of a model in order; of one that is not split, its only file."""
-    opened = _open(path)
+def open_parts(path: Path, content: mmap.mmap | None = None) -> dict[Path, Header]:
+    """The files of a model in order; of one that is not split, its only file.
+
+    content: of the file at path, which has been read already; None: it is mapped.
+    """
+    opened = _open(path, content)
     count = _stated(opened, _COUNT) if opened.has(_COUNT) else 1
     if not isinstance(count, int) or isinstance(count, bool):
         raise ModelError(f"{path}: {_COUNT} is {shown(count)}; it must be an integer")
@@ -73,9 +76,11 @@ def _stated(header: Header, key: str) -> Any:
         return None
 
 
-def _open(path: Path) -> Header:
+def _open(path: Path, content: mmap.mmap | None = None) -> Header:
     """The header of one file."""
     try:
+        if content is not None:
+            return Header(content)
         with path.open("rb") as file:
             return Header(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:

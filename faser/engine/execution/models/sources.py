@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from faser.engine.checkpoints.families.wrappers import text_name
 from faser.engine.checkpoints.gguf_weights import GgufSource
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import WeightSource
@@ -35,13 +36,8 @@ _LARGEST = 2.0**15  # half floats hold the scales and minimums of smaller weight
 # rows; keys and values are stored with a scale of one.
 _OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
 _UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
-# Of multimodal models: how versions of transformers name the text half, and prefixes of what is not of it.
-_TEXT_PREFIXES = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
 _WITHIN, _BARE = "model.", "embed_tokens.weight"
+# Of multimodal models: prefixes of what is not of the text half.
 _NOT_TEXT = tuple(
     within + part
     for within in ("", "model.")
@@ -157,15 +153,8 @@ def with_text_names(source: SafetensorsSource) -> RenamedSource:
 
     The tensors of the vision half and of the projector are left out; a name of neither half stays as it is.
     """
-    names = {_text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
+    names = {text_name(name): name for name in source.names() if not name.startswith(_NOT_TEXT)}
     return RenamedSource(source, names)
-
-
-def _text_name(name: str) -> str:
-    for stored, text in _TEXT_PREFIXES.items():
-        if name.startswith(stored):
-            return text + name.removeprefix(stored)
-    return name
 
 
 def with_model_prefix(source: SafetensorsSource) -> SafetensorsSource | RenamedSource:

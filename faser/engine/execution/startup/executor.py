@@ -17,7 +17,10 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.config.speculation import NONE, SpeculationConfig
 from faser.engine.checkpoints.embedder import read_embedder
+from faser.engine.checkpoints.families import find_family
+from faser.engine.checkpoints.files import read_config
 from faser.engine.checkpoints.ngram_model import NgramModel, load
+from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.head_memory import NoHiddenStates
@@ -315,7 +318,20 @@ def make_executor(parts: EngineParts, wrap_drafter: WrapDrafter, report: Progres
         speculation=_speculation(parts, sampler, matchers, table, wrap_drafter, report)
         if parts.speculates
         else None,
+        adapters=_adapters(parts) if config.enable_lora else NO_ADAPTERS,
         samples_in_runner=config.schedules_async,
+    )
+
+
+def _adapters(parts: EngineParts) -> AdapterStore:
+    files, decoder = parts.target.files, parts.target.decoder
+    return AdapterStore(
+        decoder.adapted,
+        parts.target.backend.adapters,
+        spec=files.spec,
+        dtype=decoder.dtype,
+        architectures=find_family(read_config(files.directory)).gguf,
+        max_rank=parts.config.max_lora_rank,
     )
 
 
