@@ -40,10 +40,10 @@ from faser.types.request import SpeculationParams
 
 GOOD, BAD = 0.85, 0.2
 ARMS = ("off", "faser", "remembers", "told")
-DRAFTERS = (("draft_model", 0.05), ("draft_model", 0.15), ("draft_model", 0.4), ("suffix", None))
-CLIENTS, OUTPUTS, SPREADS = (4, 8, 32), (48, 256), (0.0, 0.3)
+DRAFTERS = (("draft_model", 0.05), ("draft_model", 0.15), ("suffix", None))
+CLIENTS, OUTPUTS, SPREADS = (4, 8), (48,), (0.0, 0.3)
 PROMPT, MOST, SLOTS = 40, 8, 64
-ROUNDS = 6  # requests of each client
+ROUNDS = 25  # requests of each client
 
 
 class Remembering(SpeculationControl):
