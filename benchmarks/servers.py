@@ -295,17 +295,23 @@ class WatchedServer(Server):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Form of a run's requests. salt: of the prefix cache and of the corpus of past answers, for all of them."""
+    """Form of a run's requests. salt: of the prefix cache and of the corpus of past answers, for all of them.
+
+    models: that requests name in turn; empty: they name none.
+    """
 
     concurrency: int
     temperature: float
     ignore_eos: bool
     max_tokens: int
     salt: str
+    models: tuple[str, ...] = ()
 
-    def body(self, prompt: Prompt) -> dict[str, Any]:
-        """The request. Its seed is the question's, so that every arm samples the same answer."""
+    def body(self, prompt: Prompt, number: int = 0) -> dict[str, Any]:
+        """The request with this number. Its seed is the question's, so that every arm samples the same answer."""
+        named = {"model": self.models[number % len(self.models)]} if self.models else {}
         return {
+            **named,
             "messages": [{"role": "user", "content": prompt.text}],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -349,7 +355,7 @@ async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> R
 
     async def client(http: httpx.AsyncClient) -> None:
         for number, prompt in waiting:
-            response = await http.post("/v1/chat/completions", json=asking.body(prompt))
+            response = await http.post("/v1/chat/completions", json=asking.body(prompt, number))
             answers[number] = response.raise_for_status().json()
 
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:

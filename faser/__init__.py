@@ -6,19 +6,19 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from faser.offline import LLM
+    from faser.offline import LLM, LoRARequest
     from faser.sampling_params import SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "LoRARequest", "SamplingParams"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     """Imported on demand: the layers below must not load the engine, and the program `faser` starts at once."""
-    if name == "LLM":
-        from faser.offline import LLM
+    if name in ("LLM", "LoRARequest"):
+        from faser import offline
 
-        return LLM
+        return getattr(offline, name)
     if name == "SamplingParams":
         from faser.sampling_params import SamplingParams
 

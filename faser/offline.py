@@ -22,12 +22,14 @@ from faser.api.requests.chat_renderer import ChatRenderer
 from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
 from faser.config.sources import engine_options
-from faser.engine.checkpoints.source import resolve
+from faser.engine.checkpoints.adapter import read_adapter
+from faser.engine.checkpoints.source import resolve, resolve_adapter
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.errors import RequestError
+from faser.errors import ModelError, RequestError
 from faser.optional import maybe
 from faser.sampling_params import SamplingParams
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, SpeculationSummary
 from faser.types.engine import ModelInfo
 from faser.types.request import DEFAULT_CLASS, Request
@@ -97,6 +99,21 @@ class RequestOutput:
         return self.outputs[0].text
 
 
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter for the prompts of a call, as in vLLM. lora_path: a folder in PEFT's format, or a GGUF file.
+
+    lora_name: its name in metrics and logs. lora_int_id: vLLM's number of an adapter, which has no meaning here.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+Lora = LoRARequest | Sequence[LoRARequest | None] | None
+
+
 class LLM:
     """A loaded model. model: a directory, a GGUF file, a hub id, or None for the default model.
 
@@ -114,6 +131,7 @@ class LLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="faser-offline", daemon=True)
         self._thread.start()
         self._closed = False
+        self._adapters: dict[LoRARequest, Adapter] = {}
         try:
             self._directory = resolve(model, cache_dir(), revision=self._config.revision, progress=_no_progress)
             self.tokenizer: Tokenizer = load_tokenizer(Path(self._config.tokenizer or self._directory))
@@ -130,21 +148,18 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: Lora = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer all prompts as one batch; results have the order of the prompts.
 
         sampling_params: one for all, or one per prompt; None: the model's own defaults. use_tqdm: show a progress
-        bar on a terminal. priority: of each prompt; lower ones run first.
-        Raises RequestError if a prompt or its parameters cannot be served.
+        bar on a terminal. lora_request: the adapter of all prompts, or of each; it needs LLM(…, enable_lora=True).
+        priority: of each prompt; lower ones run first.
+        Raises RequestError if a prompt, its parameters or its adapter cannot be served.
         """
-        if lora_request is not None:
-            raise RequestError("`lora_request` is not supported: FASER has no adapters", param="lora_request")
         batch = [self._read(each) for each in _as_batch(prompts)]
-        return self._await(
-            self._generate_all(batch, self._sampling(sampling_params, len(batch)), priority, use_tqdm)
-        )
+        return self._answer(batch, sampling_params, lora_request, priority, use_tqdm)
 
     def chat(
         self,
@@ -152,6 +167,7 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Lora = None,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -177,7 +193,7 @@ class LLM:
             for conversation in conversations
         ]
         batch = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-        return self._await(self._generate_all(batch, self._sampling(sampling_params, len(batch)), None, use_tqdm))
+        return self._answer(batch, sampling_params, lora_request, None, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer: `encode(text)` gives token ids, `decode(ids)` text."""
@@ -253,40 +269,78 @@ class LLM:
             for params in each
         ]
 
-    async def _generate_all(
+    def _answer(
         self,
         prompts: Sequence[tuple[str | None, list[int]]],
-        sampling: list[EngineSamplingParams],
+        sampling_params: Sampling | Sequence[Sampling] | None,
+        lora_request: Lora,
         priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        priorities = [0] * len(prompts) if priority is None else priority
-        if len(priorities) != len(prompts):
-            raise RequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one per prompt")
+        count = len(prompts)
+        sampling = self._sampling(sampling_params, count)
+        priorities = [0] * count if priority is None else priority
+        if len(priorities) != count:
+            raise RequestError(f"{len(priorities)} priorities for {count} prompts; give one per prompt")
+        several = [lora_request] * count if isinstance(lora_request, LoRARequest | None) else lora_request
+        if len(several) != count:
+            raise RequestError(f"{len(several)} adapters for {count} prompts; give one, or one per prompt")
+        adapters = [maybe(self._adapter, each) for each in several]
+        return self._await(self._generate_all(prompts, sampling, adapters, priorities, use_tqdm))
+
+    def _adapter(self, asked: LoRARequest) -> Adapter:
+        if not self._config.enable_lora:
+            raise RequestError(
+                "lora_request needs room for adapters: LLM(…, enable_lora=True)", param="lora_request"
+            )
+        if asked not in self._adapters:
+            try:
+                path = resolve_adapter(asked.lora_path, progress=_no_progress)
+                self._adapters[asked] = read_adapter(asked.lora_name, path, max_rank=self._config.max_lora_rank)
+            except ModelError as error:
+                raise RequestError(str(error), param="lora_request") from None
+        return self._adapters[asked]
+
+    async def _generate_all(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling: Sequence[EngineSamplingParams],
+        adapters: Sequence[Adapter | None],
+        priorities: Sequence[int],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
         with Progress(console=Console(stderr=True), disable=not (use_tqdm and sys.stderr.isatty())) as bar:
             task = bar.add_task("prompts", total=len(prompts))
             room = self._config.max_num_seqs + self._config.max_num_queued_reqs
             free, turn = asyncio.Semaphore(room), asyncio.Lock()
 
             async def answer(
-                prompt: tuple[str | None, list[int]], params: EngineSamplingParams, level: int
+                prompt: tuple[str | None, list[int]],
+                params: EngineSamplingParams,
+                adapter: Adapter | None,
+                level: int,
             ) -> RequestOutput:
                 num_samples = min(params.n, room)  # more are refused by the engine
                 async with turn:
                     for _ in range(num_samples):
                         await free.acquire()
                 try:
-                    answered = await self._generate(*prompt, params, level)
+                    answered = await self._generate(*prompt, params, adapter, level)
                 finally:
                     for _ in range(num_samples):
                         free.release()
                 bar.advance(task)
                 return answered
 
-            return list(await asyncio.gather(*map(answer, prompts, sampling, priorities)))
+            return list(await asyncio.gather(*map(answer, prompts, sampling, adapters, priorities)))
 
     async def _generate(
-        self, text: str | None, prompt: list[int], sampling: EngineSamplingParams, priority: int
+        self,
+        text: str | None,
+        prompt: list[int],
+        sampling: EngineSamplingParams,
+        adapter: Adapter | None,
+        priority: int,
     ) -> RequestOutput:
         request = Request(
             request_id=uuid.uuid4().hex,
@@ -294,6 +348,7 @@ class LLM:
             sampling=sampling,
             priority=priority,
             arrival_s=time.monotonic(),
+            adapter=adapter,
             speculation=self._speculation.params_of(DEFAULT_CLASS),
         )
         outputs = [CompletionOutput(index=index) for index in range(sampling.n)]

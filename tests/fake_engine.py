@@ -14,6 +14,7 @@ from faser.engine.client.output_stream import Timing
 from faser.engine.text.tokenizer import Tokenizer
 from faser.engine.text.vocabulary import BYTE_OF_CHAR
 from faser.errors import FaserError, NotReadyError, RequestError
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SpeculationSummary
 from faser.types.engine import EngineState, ModelInfo
 from faser.types.pooling import EMBEDDER
@@ -156,6 +157,8 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.following: list[int] = []  # of each submission
         self.aborted: list[str] = []
+        self.adapters: list[Adapter] = []  # that are loaded
+        self.bad_adapters: set[str] = set()  # digests of those that cannot be loaded
         self.num_open = 0
 
     @property
@@ -163,6 +166,15 @@ class FakeEngine:
         if not self.loaded:
             raise NotReadyError("the model is being loaded")
         return replace(model_info(), hidden_size=self.hidden_size, embedder=self.embedder)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        await asyncio.sleep(self.step_s)
+        if adapter.digest in self.bad_adapters:
+            raise RequestError(f"{adapter.path} does not fit the model")
+        self.adapters.append(adapter)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        self.adapters = [each for each in self.adapters if each.digest != adapter.digest]
 
     def submit(self, request: Request, *, num_following: int = 0) -> "FakeStream":
         self.following.append(num_following)

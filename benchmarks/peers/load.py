@@ -77,16 +77,17 @@ def run_load(
     no answer to all within timeout_s.
     """
     try:
-        return asyncio.run(asyncio.wait_for(_closed_loop(target, prompts, concurrency, output_tokens), timeout_s))
+        return asyncio.run(asyncio.wait_for(closed_loop(target, prompts, concurrency, output_tokens), timeout_s))
     except TimeoutError:
         raise LoadError(f"{target.name} did not answer {len(prompts)} requests in {timeout_s:g} s") from None
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None  # one client's trouble is enough to end all
 
 
-async def _closed_loop(
+async def closed_loop(
     target: Target, prompts: Sequence[str], concurrency: int, output_tokens: int
 ) -> list[Exchange]:
+    """Do what run_load does, without its limit of time."""
     waiting = iter(enumerate(prompts))
     exchanges: dict[int, Exchange] = {}
 

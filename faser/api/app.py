@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
+from faser.api.adapter_routes import adapters_router
 from faser.api.bodies.errors import add_error_handlers
 from faser.api.bodies.openapi import document, include
 from faser.api.dialects.chat_requests import chat_router
@@ -22,6 +23,7 @@ from faser.api.middleware.outer import REQUEST_ID_HEADER, RequestIdMiddleware, U
 from faser.api.middleware.tracing import TracingMiddleware
 from faser.api.page.files import PageFiles, page_router
 from faser.api.page.live_feed import LIVE_ROUTE, live_router
+from faser.api.requests.adapters import Adapters, no_adapters
 from faser.api.requests.service import ApiSettings, EngineClient, Service
 from faser.api.routes import health_router, invocations_router, metrics_router, models_router, tokenize_router
 from faser.metrics.replicas import ServerMetrics
@@ -43,6 +45,7 @@ _ROUTERS = (
     responses_router,
     messages_router,
     models_router,
+    adapters_router,
     health_router,
     tokenize_router,
     metrics_router,
@@ -56,14 +59,16 @@ def create_app(
     metrics: ServerMetrics,
     keys: ApiKeys | None = None,
     tracer: Tracer | None = None,
+    adapters: Adapters | None = None,
 ) -> FastAPI:
     """The application; the engine may still be loading. Raises ModelError for a broken chat template.
 
     keys: that requests may present, for a caller that replaces them later; None: those of the settings.
-    tracer: makes a span of each request for an answer; None: there are no traces.
+    tracer: makes a span of each request for an answer; None: there are no traces. adapters: that requests may
+    name; None: there are none.
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
-    service = Service(engine, settings, metrics)
+    service = Service(engine, settings, metrics, adapters or no_adapters(engine, settings.served_model_names))
     app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
     app.openapi = lambda: document(app, max_logprobs=settings.max_logprobs)  # type: ignore[method-assign]
     for router in _ROUTERS:

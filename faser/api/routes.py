@@ -72,7 +72,7 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models", responses=answers(*PLAIN_ERRORS, 503))
     async def list_models() -> dict[str, Any]:
-        names = service.settings.served_model_names
+        names = (*service.settings.served_model_names, *(each.adapter.name for each in service.adapters))
         return {"object": "list", "data": [_card(service, name) for name in names]}
 
     @router.get("/v1/models/{model:path}", responses=answers(*PLAIN_ERRORS, 404, 503))
@@ -93,13 +93,16 @@ def models_router(service: Service) -> APIRouter:
 
 def _card(service: Service, name: str) -> dict[str, Any]:
     """Raises NotReadyError while the model is being loaded: max_model_len is not known yet."""
+    served = service.adapters.get(name)
     return {
         "id": name,
         "object": "model",
-        "created": service.created_s,
+        "created": served.created_s if served else service.created_s,
         "owned_by": "faser",
-        "root": service.settings.model or service.settings.served_model_names[0],
-        "parent": None,
+        "root": served.adapter.path
+        if served
+        else service.settings.model or service.settings.served_model_names[0],
+        "parent": served.parent if served else None,
         "max_model_len": service.engine.info.max_model_len,
     }
 

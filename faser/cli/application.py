@@ -18,15 +18,17 @@ from faser import __version__
 from faser.api.app import create_app
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.middleware.keys import SECRET_BYTES, ApiKeys
+from faser.api.requests.adapters import Adapters, ReadAdapter, read_modules
 from faser.api.requests.service import ApiSettings, CorsSettings
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.kv_events import of_engine
 from faser.config.server import GENERATION_KEYS, ServerConfig, sampling_problems
+from faser.engine.checkpoints.adapter import read_adapter
 from faser.engine.checkpoints.downloads import Downloads
 from faser.engine.checkpoints.files import SAMPLING_ADVICE
-from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve
+from faser.engine.checkpoints.source import SMOLLM2_ID, check_source, resolve, resolve_adapter
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine, Place
 from faser.engine.client.replicas import Replicas
@@ -38,7 +40,7 @@ from faser.files import kept_secret, make_private_folder, parse_json
 from faser.machine import core_shares, may_have_gpu
 from faser.metrics.replicas import ReplicaMetrics, ServerMetrics
 from faser.metrics.server import Metrics
-from faser.optional import given, or_else
+from faser.optional import given, maybe, or_else
 from faser.tracing import Tracer
 from faser.types.engine import ProgressCallback
 
@@ -78,6 +80,8 @@ async def build_application(
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
+    read = adapter_reader(engine_config, report)
+    modules = await read_modules(server_config.adapter_modules, read)
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
     own = metrics.each if isinstance(metrics, ReplicaMetrics) else (metrics,)
     engines = [
@@ -91,6 +95,7 @@ async def build_application(
             launched=None if number else launched,
             recorder=recorder,
             place=place,
+            adapters=[adapter for adapter, _ in modules],
         )
         for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
     ]
@@ -122,19 +127,34 @@ async def build_application(
         most_viewers=_most_viewers(server_config),
         has_one_user=has_one_user(server_config, keys),
         namespace_secret=namespace_secret(engine_config),
+        runtime_adapters=server_config.allow_runtime_lora_updating,
     )
-    if len(engines) == 1:
-        (engine,) = engines
-        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
+    engine = engines[0] if len(engines) == 1 else Replicas(engines)
+    adapters = Adapters(
+        engine,
+        read,
+        served_names=names,
+        modules=modules,
+        enabled=engine_config.enable_lora,
+        folder=maybe(Path, server_config.lora_dir),
+    )
+    if isinstance(engine, AsyncEngine):
+        app = create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
         return Application(engine, app)
-    replicas = Replicas(engines)
     apps = (
-        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer)
+        create_app(each, settings=settings, metrics=counted, keys=keys, tracer=tracer, adapters=adapters)
         for each, counted in zip(engines, own, strict=True)
     )
     without_page = replace(settings, page=False)  # it shows one engine
-    joint = create_app(replicas, settings=without_page, metrics=metrics, keys=keys, tracer=tracer)
-    return Application(replicas, joint, tuple(apps) if server_config.data_parallel_first_port else ())
+    joint = create_app(engine, settings=without_page, metrics=metrics, keys=keys, tracer=tracer, adapters=adapters)
+    return Application(engine, joint, tuple(apps) if server_config.data_parallel_first_port else ())
+
+
+def adapter_reader(config: EngineConfig, report: ProgressCallback) -> ReadAdapter:
+    """Return what reads the adapters of an engine with these settings. report: of a fetch from the hub."""
+    return lambda name, path: read_adapter(
+        name, resolve_adapter(path, progress=report), max_rank=config.max_lora_rank
+    )
 
 
 @asynccontextmanager
@@ -194,6 +214,7 @@ def make_metrics(
             max_model_len=engine_config.max_model_len or 0,
             engine=engine or str(number),
             speculation=engine_config.speculation,
+            max_loras=engine_config.max_loras if engine_config.enable_lora else 0,
         )
         for number in range(server_config.data_parallel_size)
     ]

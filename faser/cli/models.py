@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
+from faser.engine.checkpoints.adapter import CONFIG, open_adapter
 from faser.engine.checkpoints.families import FAMILIES, find_family
 from faser.engine.checkpoints.families.family import Family
 from faser.engine.checkpoints.files import (
@@ -26,7 +27,7 @@ from faser.engine.checkpoints.files import (
     refuse_special_files,
     tensor_headers,
 )
-from faser.engine.checkpoints.gguf.file import READABLE
+from faser.engine.checkpoints.gguf.file import READABLE, GgufFile
 from faser.engine.checkpoints.gguf_weights import open_gguf
 from faser.engine.checkpoints.source import SMOLLM2_ID, cached, check_source
 from faser.engine.checkpoints.stored import StoredWeights, stored_weights
@@ -41,7 +42,7 @@ List the families of models that load, or say of one model what it is, whether i
 
   MODEL                 a directory, a .gguf file, or a hub id that has been fetched (faser pull), with a
                         tag for one of its GGUF files (owner/name:Q4_K_M); {SMOLLM2_ID}
-                        is the embedded model
+                        is the embedded model. Or a LoRA adapter: a folder or a .gguf file
   --revision REVISION   branch, tag or commit of a hub model [the main branch]
   --json                as JSON
   --markdown            the list as docs/models.md has it
@@ -50,6 +51,7 @@ Weights are not read and no network is used. The exit status is 0 if the model l
 
 T = TypeVar("T")
 _WIDTH = 100
+_ANY_RANK = 1 << 30
 _PAGE_WIDTH = 115
 _PAGE = """# Models
 
@@ -151,6 +153,8 @@ def models(arguments: Sequence[str]) -> int:
         return 0
     if given.markdown:
         raise UsageError(["--markdown goes without MODEL"])
+    if _is_adapter(Path(given.MODEL).expanduser()):
+        return _report_adapter(given.MODEL, as_json=given.json)
     found = report(given.MODEL, given.revision)
     print(json.dumps(asdict(found) | {"loads": found.loads}, indent=2) if given.json else _report_text(found))
     return 0 if found.loads else 2
@@ -273,6 +277,62 @@ def inspect(path: Path, model: str) -> ModelReport:
         chat_template=maybe(lambda found: found.chat_template is not None, tokenizer),
         problems=tuple(problems),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReport:
+    """Facts from an adapter's files. modules: their last names. problem: why it cannot be read; empty: it can.
+
+    base: the model that it says it was trained for. rank: the largest. None: the files do not say it.
+    """
+
+    adapter: str
+    base: str | None = None
+    rank: int | None = None
+    modules: tuple[str, ...] = ()
+    layers: int = 0
+    problem: str = ""
+
+
+def _is_adapter(path: Path) -> bool:
+    if path.is_dir():
+        return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+    try:
+        return path.suffix == ".gguf" and path.is_file() and GgufFile(path).get("general.type", str) == "adapter"
+    except ModelError:
+        return False
+
+
+def inspect_adapter(adapter: str) -> AdapterReport:
+    """Describe an adapter, of any rank, without its model."""
+    try:
+        found = open_adapter(Path(adapter).expanduser(), max_rank=_ANY_RANK)
+    except ModelError as error:
+        return AdapterReport(adapter=adapter, problem=str(error))
+    names = [name.split(".") for name in found.parts]
+    return AdapterReport(
+        adapter=adapter,
+        base=found.base or found.architecture,
+        rank=found.rank,
+        modules=tuple(sorted({name[-1] for name in names})),
+        layers=len({name[2] for name in names}),
+    )
+
+
+def _report_adapter(adapter: str, *, as_json: bool) -> int:
+    found = inspect_adapter(adapter)
+    if as_json:
+        print(json.dumps(asdict(found) | {"loads": not found.problem}, indent=2))
+        return 2 if found.problem else 0
+    rows: dict[str, Any] = {"adapter": found.adapter} | given({"base": found.base, "rank": found.rank})
+    if found.modules:
+        rows["adapts"] = f"{', '.join(found.modules)} of {found.layers} layers"
+    rows["loads"] = (
+        f"no: {found.problem}" if found.problem else "yes, with --lora-modules NAME=PATH, if the model fits"
+    )
+    width = max(map(len, rows))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in rows.items()))
+    return 2 if found.problem else 0
 
 
 def _num_parameters(config: ModelConfig) -> int:

@@ -153,8 +153,9 @@ def flag_environment(
     """(variable, text) of each setting that a variable gives, by name; and unknown FASER_* variables."""
     by_variable = {each.variable: each.name for each in settings}
     given, unknown = {}, []
-    if "VLLM_API_KEY" in environment:
-        given["api_key"] = ("VLLM_API_KEY", environment["VLLM_API_KEY"])
+    for variable, name in _VLLM_VARIABLES.items():
+        if variable in environment and name in by_variable.values():
+            given[name] = (variable, environment[variable])
     for variable, text in sorted(environment.items()):
         if variable in by_variable:
             given[by_variable[variable]] = (variable, text)
@@ -163,4 +164,8 @@ def flag_environment(
     return given, unknown
 
 
+_VLLM_VARIABLES = {
+    "VLLM_API_KEY": "api_key",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
+}
 _OTHER_VARIABLES = ("FASER_CACHE_DIR", "FASER_CPU_ISA", "FASER_STEP_TIMES_SECONDS")

@@ -20,6 +20,7 @@ _IN_JSON = "all settings of the drafter are in one JSON object"
 _PER_REQUEST = "a request asks for it, in structured_outputs or response_format"
 _SERVES_BOTH = "every model serves answers, embeddings and scores"
 _KV_TYPES = "keys and values have one type"
+_LORA = "an adapter answers the requests that have its name as their model"
 _THREADS = "--threads holds for every part of a step"
 
 LLAMACPP_FLAGS: tuple[Foreign, ...] = (
@@ -47,8 +48,9 @@ LLAMACPP_FLAGS: tuple[Foreign, ...] = (
     _refuse("--hf-file -hff", "the file is named after the repository", instead="OWNER/NAME:Q4_K_M as the model"),
     _refuse("--hf-token -hft", "secrets are not read from the command line", instead="the variable HF_TOKEN"),
     _refuse("--model-url -mu", "models come from the hub or from disk", instead="a path or OWNER/NAME"),
-    _refuse("--lora", "there are no LoRA adapters"),
-    _refuse("--lora-scaled", "there are no LoRA adapters"),
+    _refuse("--lora", _LORA, instead=f"--lora-modules NAME={VALUE}"),
+    _refuse("--lora-scaled", f"{_LORA}, with the scale of its files", instead=f"--lora-modules NAME={VALUE}"),
+    accept("--lora-init-without-apply", _LORA, switch=True, origin=_ORIGIN),
     _refuse("--control-vector", "a checkpoint is served as it is"),
     _refuse("--mmproj -mm", "models read and write text only"),
     accept("--embedding --embeddings", _SERVES_BOTH, switch=True, origin=_ORIGIN),

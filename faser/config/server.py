@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from faser.config.adapters import AdapterModule, module_problems, read_module
 from faser.config.declaration import MODEL, OUTPUT, SERVER, Kind, Label, raise_problems, setting
 from faser.errors import RequestError
 from faser.types.sampling import SAMPLING_DEFAULTS, SamplingParams
@@ -49,6 +51,31 @@ class ServerConfig:
         aliases=("--alias", "-a"),
         one_flag_many=True,
         common=True,
+    )
+    lora_modules: tuple[str, ...] = setting(
+        MODEL,
+        Kind.TEXTS,
+        (),
+        "LoRA adapters to serve, each as name=path, or as JSON with name, path and base_model_name: a folder in "
+        "PEFT's format, a GGUF file or a hub id. A request that has the name as its model is answered with the "
+        "adapter. Implies --enable-lora. Default: none.",
+        metavar="name=path",
+        one_flag_many=True,
+    )
+    allow_runtime_lora_updating: bool = setting(
+        MODEL,
+        Kind.SWITCH,
+        False,
+        "Let clients load and unload LoRA adapters, by POST /v1/load_lora_adapter and /v1/unload_lora_adapter. "
+        "Implies --enable-lora. Off: these routes answer 403.",
+    )
+    lora_dir: str | None = setting(
+        MODEL,
+        Kind.TEXT,
+        None,
+        "Folder of the adapters that clients may load: a lora_path is relative to it, and cannot leave it. "
+        "Default: a client may name any path and hub id.",
+        metavar="folder",
     )
     api_key: tuple[str, ...] = setting(
         SERVER,
@@ -364,6 +391,16 @@ class ServerConfig:
     def __post_init__(self) -> None:
         raise_problems(self)
 
+    @property
+    def adapter_modules(self) -> tuple[AdapterModule, ...]:
+        """Return the values of lora_modules."""
+        return tuple(map(read_module, self.lora_modules))
+
+    @property
+    def needs_lora(self) -> bool:
+        """Return whether a setting asks for adapters."""
+        return bool(self.lora_modules) or self.allow_runtime_lora_updating
+
     @staticmethod
     def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
         """Problems between settings, and those that limits cannot express."""
@@ -373,6 +410,11 @@ class ServerConfig:
                 found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
         if values["root_path"] is not None and not values["root_path"].startswith("/"):
             found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        found += module_problems(
+            values["lora_modules"] or (), values["served_model_name"] or (), label("lora_modules")
+        )
+        if (folder := values["lora_dir"]) is not None and not Path(folder).is_dir():
+            found.append(f"{label('lora_dir')} is {folder}; it must be the path of a folder")
         size = values["data_parallel_size"] or 1
         if (first := values["data_parallel_first_port"]) is not None and first + size - 1 > _LAST_PORT:
             found.append(

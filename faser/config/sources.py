@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -133,8 +133,19 @@ def server_settings(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     add_environment(findings, SETTINGS)
     if findings.config_file is not None:
         add_file(findings, findings.config_file, SETTINGS)
-    engine, server = settle(findings, (EngineConfig, ServerConfig))
-    return cast(EngineConfig, engine), cast(ServerConfig, server)
+    return settle_server(findings)
+
+
+def settle_server(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
+    """Build both configs of a server, the engine's as the other needs it. Raises UsageError."""
+    found = settle(findings, (EngineConfig, ServerConfig))
+    engine, server = cast(EngineConfig, found[0]), cast(ServerConfig, found[1])
+    if server.needs_lora and not engine.enable_lora:
+        if "enable_lora" in findings.given:
+            name = "lora_modules" if server.lora_modules else "allow_runtime_lora_updating"
+            raise UsageError([f"{findings.label('enable_lora')} is false; {findings.label(name)} needs it"])
+        engine = replace(engine, enable_lora=True)
+    return engine, server
 
 
 def engine_settings(prog: str, arguments: Sequence[str]) -> Findings:
@@ -327,7 +338,8 @@ def add_environment(
                 f"{variable} is {text}: set by Kubernetes for a service, not read as a setting"
             )
             continue
-        texts = tuple(part.strip() for part in text.split(",")) if name in multi_valued else (text,)
+        several = name in multi_valued and not text.lstrip().startswith("{")  # JSON has commas of its own
+        texts = tuple(part.strip() for part in text.split(",")) if several else (text,)
         source[name] = Given(texts=texts, label=variable)
     known = [each.variable for each in settings]
     for variable in unknown:

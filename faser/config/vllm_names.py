@@ -6,7 +6,7 @@ _ONE = ("1",)
 
 _ONE_DEVICE = "a model runs on one device"
 _IN_JSON = "all settings of the drafter are in one JSON object"
-_NO_LORA = "there are no LoRA adapters"
+_LORA_TYPE = "the weights of an adapter have the type of activations"
 _NO_MEDIA = "models read and write text only"
 _KV_SCALES = "8-bit keys and values are stored with a scale of one"
 _GRAPHS = "CUDA graphs are captured for the sizes of --cudagraph-capture-sizes, and for every length"
@@ -42,7 +42,12 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
         neutral=("0",),
         instead=f"--speculative-config '{{\"num_speculative_tokens\": {VALUE}}}'",
     ),
-    refuse("--lora-modules", _NO_LORA),
+    refuse("--lora-dtype", _LORA_TYPE, neutral=("auto",)),
+    refuse("--lora-extra-vocab-size", "adapters that add tokens are not served", neutral=("0", "256")),
+    refuse("--enable-lora-bias", "adapters with biases are not served", switch=True),
+    refuse("--default-mm-loras", _NO_MEDIA),
+    warn("--fully-sharded-loras", "how ranks share an adapter follows from the product it adapts", switch=True),
+    warn("--specialize-active-lora", "rows are grouped by adapter in every step", switch=True),
     refuse("--tool-parser-plugin", "no code of the operator's runs in the server", instead="--tool-call-parser"),
     refuse(
         "--guided-decoding-backend",

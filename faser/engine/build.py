@@ -152,6 +152,7 @@ def assemble(
         trace,
         schedules_async=parts.config.schedules_async,
         grammars=parts.grammars,
+        adapters=executor.adapters,
         companions=present((events, disk, learned, auditor, parts.ranks)),
     )
     return Built(

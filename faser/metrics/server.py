@@ -5,6 +5,7 @@ Other modules report events to it; it knows neither HTTP nor the engine. Every s
 with value zero.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -71,8 +72,8 @@ class Metrics(EngineObserver):
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
-    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation,
-    and `live` what the live view shows.
+    classes, positions and policy of the labels. max_loras: adapters that may run at once. The attribute
+    `speculation` has the series of speculation, and `live` what the live view shows.
     """
 
     def __init__(
@@ -82,10 +83,13 @@ class Metrics(EngineObserver):
         max_model_len: int,
         engine: str = "0",
         speculation: SpeculationConfig | None = None,
+        max_loras: int = 0,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._page = MetricsPage()
         self._seen = EngineStats()
+        self._max_loras = max_loras
+        self._named_adapters = ("", "")  # waiting, running
         self.live = LiveRecorder()
         make = _SeriesFactory(self._page, (model_name, engine))
         own = _SeriesFactory(self._page, (model_name, engine), prefix="faser_")
@@ -143,12 +147,13 @@ class Metrics(EngineObserver):
             ("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
         )
         self._cache_config("0", "0", "", "0", "0")
-        adapters = make.info(
+        self._adapters = make.info(
             "lora_requests_info",
-            "Always zero: FASER serves no LoRA adapters. Endpoint pickers look it up.",
+            "When the labels were last changed, in Unix seconds: names of LoRA adapters of running and waiting "
+            "requests, and how many may run at once. 0: no request had an adapter yet.",
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         )
-        adapters("0", "", "", value=0)
+        self._adapters(str(self._max_loras), *self._named_adapters, value=0)
 
     def _make_counters(self, make: "_SeriesFactory") -> None:
         self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
@@ -309,6 +314,10 @@ class Metrics(EngineObserver):
         self._preemptions.inc(stats.num_preemptions - seen.num_preemptions)
         if stats.num_steps > seen.num_steps:
             self._step_tokens.observe(prompt - cached + generated)
+        named = (",".join(stats.waiting_adapters), ",".join(stats.running_adapters))
+        if named != self._named_adapters:
+            self._named_adapters = named
+            self._adapters(str(self._max_loras), *named, value=time.time())
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
         if stats.audit is not None:

@@ -11,6 +11,7 @@ import uvicorn
 from faser.api.app import ApiSettings, create_app
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.adapters import Adapters
 from faser.api.requests.service import CorsSettings, EngineClient
 from faser.cli.preparation import listen
 from faser.cli.server import http_server
@@ -45,6 +46,7 @@ def settings(
     page: bool = True,
     most_viewers: int = 32,
     has_one_user: bool = False,
+    runtime_adapters: bool = False,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -69,6 +71,7 @@ def settings(
         page=page,
         most_viewers=most_viewers,
         has_one_user=has_one_user,
+        runtime_adapters=runtime_adapters,
     )
 
 
@@ -80,13 +83,16 @@ def serving(
     *,
     keys: ApiKeys | None = None,
     tracer: Tracer | None = None,
+    adapters: Adapters | None = None,
 ) -> Iterator[str]:
     """The server's URL while it runs.
 
     config: limits of connections; the defaults suit most tests. keys: instead of those of the settings.
     """
     metrics = Metrics(model_name=MODEL, max_model_len=4096)
-    app = create_app(engine, settings=chosen or settings(), metrics=metrics, keys=keys, tracer=tracer)
+    app = create_app(
+        engine, settings=chosen or settings(), metrics=metrics, keys=keys, tracer=tracer, adapters=adapters
+    )
     with running(http_server(app, config or ServerConfig(disable_uvicorn_access_log=True))) as url:
         yield url
 

@@ -13,6 +13,12 @@ from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.stored import RECIPES
 from tests.checkpoints import tiny_llama_config, write_json
 from tests.cli.small_server import INFO
+from tests.engine.checkpoints.adapter_files import (
+    random_factors,
+    tiny_modules,
+    write_adapter,
+    write_gguf_adapter,
+)
 from tests.engine.checkpoints.fp8_checkpoints import compressed_tensors
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 
@@ -177,3 +183,21 @@ def test_a_server_tells_what_it_serves_and_what_its_cache_holds(tiny_checkpoint:
 )
 def test_large_numbers_are_rounded(number: int, shown: str) -> None:
     assert show_count(number) == shown
+
+
+def test_an_adapter_is_described_without_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_adapter(tmp_path / "a", tiny_modules("q_proj", "v_proj"), base_model_name_or_path="owner/base")
+    found = told(capsys, str(folder))
+    assert (found["base"], found["rank"], found["modules"]) == ("owner/base", 4, ["q_proj", "v_proj"])
+    assert found["loads"]
+    assert main(["models", str(folder)]) == 0
+    assert "adapts   q_proj, v_proj of 2 layers" in capsys.readouterr().out
+    (folder / "adapter_model.safetensors").unlink()
+    assert main(["models", str(folder)]) == 2
+    assert "adapter_model.safetensors is missing" in capsys.readouterr().out
+
+
+def test_an_adapter_in_a_gguf_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (factors,) = random_factors({"blk.0.attn_v.weight": (32, 64)}, 8, 0).values()
+    found = told(capsys, str(write_gguf_adapter(tmp_path / "a.gguf", {"blk.0.attn_v.weight": factors})))
+    assert (found["base"], found["rank"], found["modules"], found["layers"]) == ("llama", 8, ["v_proj"], 1)

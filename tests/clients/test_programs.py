@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.checkpoints.adapter_files import write_adapter
 from tests.end_to_end.server import Server, serving
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -22,7 +23,8 @@ TIMEOUT_S = 180
 def server(installed: Path, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     del installed  # without clients there is no need for a server
     folder = tmp_path_factory.mktemp("server")
-    with serving(tiny_checkpoint, folder, "--served-model-name", MODEL) as server:
+    adapters = [f"{name}={write_adapter(folder / name, seed=seed)}" for seed, name in enumerate(("one", "two"))]
+    with serving(tiny_checkpoint, folder, "--served-model-name", MODEL, "--lora-modules", *adapters) as server:
         yield server
 
 

@@ -57,6 +57,11 @@ def test_our_own_key_variable_wins_over_vllms() -> None:
     assert flag_environment(ALL, theirs | {"FASER_API_KEY": "ours"})[0]["api_key"] == ("FASER_API_KEY", "ours")
 
 
+def test_vllms_leave_to_change_adapters_is_taken() -> None:
+    name, variable = "allow_runtime_lora_updating", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    assert flag_environment(ALL, {variable: "True"}) == ({name: (variable, "True")}, [])
+
+
 def test_cudas_environment_is_filled_where_nothing_was_set() -> None:
     environment = {"FASER_CACHE_DIR": "/own", "CUDA_DEVICE_MAX_CONNECTIONS": "8", "PATH": "/bin"}
     cuda_environment(environment)

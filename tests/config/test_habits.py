@@ -67,7 +67,7 @@ IGNORED = {
 REFUSED = {
     # vLLM
     "--pipeline-parallel-size 2": "a model runs on one device",
-    "--enable-lora": "there are no LoRA adapters",
+    "--enable-lora-bias": "adapters with biases are not served",
     "--quantization bitsandbytes": "it is not supported; use a checkpoint in 16 bits, AWQ, GPTQ",
     "--max-model-length 4096": "Did you mean '--max-model-len'?",
     "--speculative-model m": '--speculative-config \'{"model": "m"}\'',
@@ -77,7 +77,7 @@ REFUSED = {
     "--top-k 40": "--override-generation-config '{\"top_k\": 40}'",
     "-md draft.gguf": '--speculative-config \'{"model": "draft.gguf"}\'',
     "--draft-max 16": "--speculative-config '{\"num_speculative_tokens\": 16}'",
-    "--lora adapter.gguf": "there are no LoRA adapters",
+    "--lora adapter.gguf": "use --lora-modules NAME=adapter.gguf",
     "--mmproj file": "models read and write text only",
     "--pooling mean": "the checkpoint says how embeddings are made",
     "-ctk q8_0": "--kv-cache-dtype",

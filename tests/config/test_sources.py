@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from faser.config.adapters import AdapterModule
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.foreign import Foreign, Support
@@ -18,7 +19,7 @@ from faser.config.sources import (
     add_environment,
     add_file,
     parse,
-    settle,
+    settle_server,
 )
 from faser.config.speculation import SpeculationConfig
 from faser.types.request import Slo
@@ -32,7 +33,7 @@ def build(
     add_environment(parsed, SETTINGS, read)
     if file is not None:
         add_file(parsed, str(file), SETTINGS)
-    engine, server = settle(parsed, (EngineConfig, ServerConfig))
+    engine, server = settle_server(parsed)
     return engine, server, parsed
 
 
@@ -386,3 +387,52 @@ def test_a_variable_holds_several_api_keys(variable: str) -> None:
 def test_a_key_that_nobody_could_present_is_refused_and_not_shown() -> None:
     (problem,) = problems("--api-key", " hidden ")
     assert problem == "--api-key is ***; it begins or ends with a space, and no client could present it"
+
+
+def test_adapters_are_named_by_flags_a_variable_or_the_file(tmp_path: Path) -> None:
+    sql = AdapterModule(name="sql", path="/a/sql=1")
+    poems = AdapterModule(name="poems", path="/a/poems", base_model_name="base")
+    as_json = '{"name": "poems", "path": "/a/poems", "base_model_name": "base"}'
+    file = yaml_file(
+        tmp_path, "lora-modules:\n- sql=/a/sql=1\n- {name: poems, path: /a/poems, base_model_name: base}\n"
+    )
+    assert build("--lora-modules", "sql=/a/sql=1", as_json)[1].adapter_modules == (sql, poems)
+    assert build("--lora-modules=sql=/a/sql=1", f"--lora-modules={as_json}")[1].adapter_modules == (sql, poems)
+    assert build(file=file)[1].adapter_modules == (sql, poems)
+    by_variable = [{"FASER_LORA_MODULES": text} for text in ("sql=/a/sql=1, x=/x", as_json)]
+    assert build(environment=by_variable[0])[1].adapter_modules == (sql, AdapterModule(name="x", path="/x"))
+    assert build(environment=by_variable[1])[1].adapter_modules == (poems,)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ("sql", "it must be NAME=PATH, or"),
+        ("=/a/sql", "1 to 256 printable characters"),
+        ("sql=", "it must be NAME=PATH"),
+        ("a,b=/x", "no comma"),
+        ('{"name": "sql"}', "it must be NAME=PATH, or"),
+        ('{"name": "sql", "path": 1}', "it must be NAME=PATH, or"),
+        ('{"name": "sql", "path": "/a", "rank": 1}', "the key 'rank'; known keys: name, path, base_model_name"),
+        ("{", "it must be NAME=PATH, or"),
+        ("sql=/a sql=/b", "another adapter, or the model, has the name sql"),
+        ("tiny=/a --served-model-name tiny", "another adapter, or the model, has the name tiny"),
+    ],
+)
+def test_an_adapter_that_could_not_be_named_is_refused(arguments: str, said: str) -> None:
+    words = [arguments] if arguments.startswith("{") else arguments.split()
+    (problem,) = problems("--lora-modules", *words)
+    assert problem.startswith("--lora-modules has ")
+    assert said in problem
+
+
+def test_adapters_imply_the_room_for_them() -> None:
+    assert not build()[0].enable_lora
+    for flags in (["--lora-modules", "sql=/a"], ["--allow-runtime-lora-updating"]):
+        assert build(*flags)[0].enable_lora
+        assert problems("--no-enable-lora", *flags) == (f"--enable-lora is false; {flags[0]} needs it",)
+
+
+def test_the_folder_of_adapters_must_be_there(tmp_path: Path) -> None:
+    assert build("--lora-dir", str(tmp_path))[1].lora_dir == str(tmp_path)
+    assert problems("--lora-dir", "/nowhere") == ("--lora-dir is /nowhere; it must be the path of a folder",)

@@ -288,3 +288,22 @@ def test_an_audits_counts_carry_the_name_of_the_kernels() -> None:
     names = ("checks", "divergences", "skipped")
     counts = [found[f"faser_audit_{name}_total", (("backend", "native"),)] for name in names]
     assert counts == [6, 1, 2]
+
+
+def test_the_adapters_of_requests_are_labels_of_one_series() -> None:
+    found = Metrics(model_name="tiny", max_model_len=4096, max_loras=4)
+
+    def labels() -> list[dict[str, str]]:
+        wanted = "vllm:lora_requests_info"
+        return [dict(own) for (name, own), at_s in samples(found).items() if name == wanted and at_s > 0]
+
+    assert labels() == []
+    found.engine(EngineStats(running_adapters=("poems", "sql"), waiting_adapters=("laws",)))
+    assert labels() == [
+        {"max_lora": "4", "running_lora_adapters": "poems,sql", "waiting_lora_adapters": "laws"},
+    ]
+    before = found.render()
+    found.engine(EngineStats(running_adapters=("poems", "sql"), waiting_adapters=("laws",)))
+    assert found.render() == before
+    found.engine_ended(restarts=True)
+    assert labels() == [{"max_lora": "4", "running_lora_adapters": "", "waiting_lora_adapters": ""}]

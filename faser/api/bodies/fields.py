@@ -276,6 +276,7 @@ _UNSUPPORTED = {
     "ec_transfer_params": UnsupportedField("there is no encoder cache", ({},)),
     "stream_interval": UnsupportedField("every step is sent", (1,)),
     "vllm_xargs": UnsupportedField("there are no custom arguments", ({},)),
+    "lora": UnsupportedField("the adapter's name is the `model` of the request", ([],)),
 }
 UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED | {
     "thinking_token_budget": UnsupportedField("completions have no reasoning; use /v1/chat/completions", (-1,)),

@@ -43,6 +43,7 @@ _MESSAGES = "/v1/messages"
 _MEANINGS = {
     400: "A field is wrong or not supported; param names it.",
     401: "The API key is missing or wrong.",
+    403: "The operator has not allowed it.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

@@ -116,6 +116,7 @@ async def build_handler(
     # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
+    adapter = service.adapter(body.model)
     streaming = read_stream_options(body, force_usage=settings.force_include_usage)
     speculation = speculation_params(
         body.speculative, http.headers, settings.speculation, service_tier=body.service_tier
@@ -132,6 +133,7 @@ async def build_handler(
             sampling=fitted(sampling, len(prompt.token_ids), context, shortens=shortens, field=limit_field),
             priority=priority,
             arrival_s=arrival_s,
+            adapter=adapter,
             cache_salt=namespace,
             shares_cache=namespace is None,
             speculation=speculation,

@@ -98,6 +98,7 @@ async def pool(
     scope, arrival_s = http.scope, time.monotonic()
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
+    adapter = service.adapter(body.model)
     sampling = SamplingParams(max_tokens=0, temperature=0.0, pooling=pooling)
     deadline_s = deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s)
     requests = [
@@ -107,6 +108,7 @@ async def pool(
             sampling=sampling,
             priority=body.priority or 0,
             arrival_s=arrival_s,
+            adapter=adapter,
             cache_salt=namespace,
             shares_cache=namespace is None,
             speculation=_NO_DRAFTS,

@@ -17,6 +17,7 @@ from faser.api.bodies.fields import FieldChecker
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.middleware.keys import CacheNamespaces
 from faser.api.parsing.registry import choose_parsers
+from faser.api.requests.adapters import AdapterLoader, Adapters
 from faser.api.requests.chat_renderer import ChatRenderer
 from faser.api.requests.prompts import TextWorker
 from faser.config.speculation import SpeculationConfig
@@ -25,6 +26,7 @@ from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import NotReadyError, OverloadError, RequestError, TargetError, UnknownModelError
 from faser.metrics.replicas import ServerMetrics
 from faser.metrics.server import QUEUE_FULL, TARGET
+from faser.types.adapter import Adapter
 from faser.types.answer import RequestOutput
 from faser.types.engine import EngineState, ModelInfo
 from faser.types.request import Request
@@ -66,6 +68,7 @@ class ApiSettings:
     requests take; 0: none are kept. shorten_max_tokens: max_tokens beyond the context is lowered on every route,
     not on /v1/messages alone. page: / shows the page. most_viewers: of its live view, at once.
     has_one_user: only programs of this machine reach the server, so answers report cached tokens to all requests.
+    runtime_adapters: clients may load and unload adapters.
     namespace_secret: of the caches' namespaces; None: a new one, so no namespace is that of an earlier process.
     """
 
@@ -96,6 +99,7 @@ class ApiSettings:
     page: bool = True
     most_viewers: int = 32
     has_one_user: bool = False
+    runtime_adapters: bool = False
     namespace_secret: bytes | None = None
 
 
@@ -118,7 +122,7 @@ class OutputReader(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class EngineClient(Protocol):
+class EngineClient(AdapterLoader, Protocol):
     """One engine; all calls come from one event loop."""
 
     @property
@@ -161,8 +165,11 @@ class Service:
     Raises ModelError if the chat template does not compile.
     """
 
-    def __init__(self, engine: EngineClient, settings: ApiSettings, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, engine: EngineClient, settings: ApiSettings, metrics: ServerMetrics, adapters: Adapters
+    ) -> None:
         self.engine = engine
+        self.adapters = adapters
         self.settings = settings
         self.metrics = metrics
         self.chat_renderer = ChatRenderer(engine.tokenizer, settings.chat_template)
@@ -185,15 +192,24 @@ class Service:
         return await read_body(http, schema, max_bytes=self.settings.max_request_bytes)
 
     def model_name(self, asked: str | None) -> str:
-        """The model name of the answer. asked: of the request. Raises UnknownModelError."""
+        """The model name of the answer, an adapter's too. asked: of the request. Raises UnknownModelError."""
         served = self.settings.served_model_names
         if asked is None:
             return served[0]
-        if asked not in served:
+        if asked not in served and self.adapters.get(asked) is None:
+            names = (*served, *(each.adapter.name for each in self.adapters))
             raise UnknownModelError(
-                f"model {asked[:200]!r} not found; available models: {', '.join(served)}", param="model"
+                f"model {asked[:200]!r} not found; available models: {', '.join(names)}", param="model"
             )
         return asked
+
+    def adapter(self, asked: str | None) -> Adapter | None:
+        """The adapter that a request names as its model; None: it names the model itself.
+
+        Raises UnknownModelError, also for one that has been unloaded while the request was read.
+        """
+        found = self.adapters.get(self.model_name(asked))
+        return None if found is None else found.adapter
 
     def ready_info(self) -> ModelInfo:
         """The model's properties. Raises NotReadyError, and counts it, unless the engine accepts requests."""

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,12 @@ from faser.engine.client.traffic import TrafficRecorder
 from faser.engine.contract.latency_model import Pace
 from faser.engine.contract.messages import (
     Abort,
+    AdapterLoaded,
     Configure,
     Deltas,
+    DropAdapter,
     FromEngine,
+    LoadAdapter,
     Loaded,
     Progress,
     Reclassify,
@@ -44,11 +48,13 @@ from faser.errors import (
     EngineDiedError,
     EngineError,
     FaserError,
+    ModelError,
     NotReadyError,
     OverloadError,
     RequestError,
 )
 from faser.observer import EngineObserver
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, RequestOutput, SequenceError
 from faser.types.engine import EngineState, ModelInfo, ProgressCallback
 from faser.types.request import Request
@@ -67,7 +73,7 @@ class AsyncEngine:
     directory: of the model. supervision: whether an engine that died or hangs is started again.
     observer: is told of requests and states. on_progress: called with (stage, done, total) during the first load.
     launched: the first engine, of the same transport, if it has been started already. recorder: takes finished
-    answers. place: of an engine's process.
+    answers. place: of an engine's process. adapters: that it must have loaded before it counts as ready.
     """
 
     def __init__(
@@ -83,8 +89,10 @@ class AsyncEngine:
         launched: LaunchedEngine | None = None,
         recorder: TrafficRecorder | None = None,
         place: Place | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.tokenizer = tokenizer
+        self._first_adapters = tuple(adapters)
         self._config = config
         self._observer = observer or EngineObserver()
         self._on_progress = on_progress
@@ -105,6 +113,7 @@ class AsyncEngine:
         self._info: ModelInfo | None = None
         self._stats = EngineStats()
         self._streams: dict[str, OutputStream] = {}
+        self._adapters: dict[str, list[asyncio.Future[str | None]]] = {}  # that are being loaded, by digest
         self._room = QueueRoom(num_slots=config.max_num_seqs, num_waiting=config.max_num_queued_reqs)
         self._loading_ended = asyncio.Event()  # ready, or dead
         self._dead = asyncio.Event()
@@ -157,6 +166,11 @@ class AsyncEngine:
         await self._loading_ended.wait()
         if self._failure is not None:
             raise self._failure
+        for adapter in self._first_adapters:
+            try:
+                await self.load_adapter(adapter)
+            except RequestError as error:
+                raise ModelError(f"adapter {adapter.name}: {error}") from None
         return self.info
 
     async def wait_dead(self) -> FaserError:
@@ -171,14 +185,7 @@ class AsyncEngine:
         Raises RequestError (the request cannot be served), OverloadError (the queue has no room for this tenant),
         TargetError (a latency target cannot be met, and its class refuses then) or NotReadyError.
         """
-        if self._state is not EngineState.READY:
-            message = f"the engine is {self._state}: {self._reason}"
-            restarts = self._state is EngineState.RESTARTING
-            raise (
-                NotReadyError(message, retry_after_s=self._restart_wait_s())
-                if restarts
-                else NotReadyError(message)
-            )
+        self._check_ready()
         request = self._with_token_limit(request)
         now_s, asked = time.monotonic(), request.speculation
         self._monitor.arrived(asked.class_name, asked.slo, now_s)
@@ -204,6 +211,23 @@ class AsyncEngine:
         )
         return stream
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter ahead of the requests that want it; an engine that is started again does so on demand.
+
+        Raises RequestError that says why it is unusable, NotReadyError, or EngineDiedError.
+        """
+        self._check_ready()
+        loaded: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapters.setdefault(adapter.digest, []).append(loaded)
+        self._supervisor.send(LoadAdapter(adapter))
+        if (error := await loaded) is not None:
+            raise RequestError(error)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Free an adapter as soon as no accepted request uses it."""
+        if self._state is EngineState.READY:
+            self._supervisor.send(DropAdapter(adapter.digest))
+
     def shortfall(self, request: Request) -> int:
         """Return how far from its targets a request would be served here, as in Admission; 0: they can be met."""
         return self._admission.shortfall(request, time.monotonic())
@@ -228,6 +252,15 @@ class AsyncEngine:
         """End the engine now. Unfinished requests fail. Idempotent."""
         self._lose(EngineError("the engine was stopped"), None)
         await self._supervisor.stop()
+
+    def _check_ready(self) -> None:
+        """Raises NotReadyError unless requests are accepted."""
+        if self._state is EngineState.READY:
+            return
+        message = f"the engine is {self._state}: {self._reason}"
+        if self._state is EngineState.RESTARTING:
+            raise NotReadyError(message, retry_after_s=self._restart_wait_s())
+        raise NotReadyError(message)
 
     def _with_token_limit(self, request: Request) -> Request:
         """The request with max_tokens resolved. Raises RequestError if the context or vocabulary is too small."""
@@ -308,6 +341,10 @@ class AsyncEngine:
                 self._take_info(info)
             case StateChange(state):
                 self._enter(state, "")
+            case AdapterLoaded(digest, error):
+                for loaded in self._adapters.pop(digest, ()):
+                    if not loaded.done():  # its caller may have gone
+                        loaded.set_result(error)
             case Rejected(request_id, text, param, None):
                 self._fail_one(request_id, RequestError(text, param=param))
             case Rejected(request_id, text, _, int(retry_after_s)):
@@ -468,6 +505,9 @@ class AsyncEngine:
             self._end(stream, FinishReason.ERROR)
             message = f"request {stream.request.request_id}: {error}"
             stream.fail(EngineDiedError(message, retry_after_s=wait_s))
+        for loaded in (each for several in self._adapters.values() for each in several if not each.done()):
+            loaded.set_exception(EngineDiedError(str(error), retry_after_s=wait_s))
+        self._adapters.clear()
         self._stats = EngineStats()
         self._admission.forget()
         self._observer.engine_ended(restarts=restart_s is not None)

@@ -20,6 +20,7 @@ from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.contract.cache_salt import salt_digest
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError
+from faser.types.adapter import Adapter
 from faser.types.answer import RequestOutput
 from faser.types.engine import EngineState, ModelInfo
 from faser.types.request import NO_TARGETS, Request
@@ -102,6 +103,8 @@ class Replicas:
             prefix_cache_queries=sum(each.prefix_cache_queries for each in found),
             prefix_cache_hits=sum(each.prefix_cache_hits for each in found),
             num_steps=sum(each.num_steps for each in found),
+            running_adapters=tuple(sorted({name for each in found for name in each.running_adapters})),
+            waiting_adapters=tuple(sorted({name for each in found for name in each.waiting_adapters})),
         )
 
     async def start(self) -> None:
@@ -122,6 +125,15 @@ class Replicas:
     def submit(self, request: Request, *, num_following: int = 0) -> "ReplicaStream":
         """Raises what AsyncEngine.submit does: OverloadError where no replica has room."""
         return ReplicaStream(request, lambda other: self._submit(request, num_following, other))
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter in all replicas that are ready; others load it on demand. Raises as AsyncEngine does."""
+        ready = [each for each in self.engines if each.state is EngineState.READY] or self.engines[:1]
+        await asyncio.gather(*(each.load_adapter(adapter) for each in ready))
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        for each in self.engines:
+            each.drop_adapter(adapter)
 
     async def drain(self, timeout_s: float) -> None:
         await asyncio.gather(*(each.drain(timeout_s) for each in self.engines))

@@ -18,24 +18,8 @@ from faser.kernels.interface.adapters import Adapters, LowRank, PackedAdapter
 from faser.types.adapter import Adapter
 
 
-class NoAdapters:
-    """The adapters of an engine that serves none."""
-
-    def load(self, adapter: Adapter) -> None:
-        raise RequestError(f"the adapter {adapter.name} cannot be used: --enable-lora is off", param="model")
-
-    def drop(self, _digest: str) -> None:
-        raise AssertionError("nothing is loaded")
-
-    def place(self, _slot: int, _digest: str) -> None:
-        raise AssertionError("nothing is loaded")
-
-
-NO_ADAPTERS = NoAdapters()
-
-
 class AdapterStore:
-    """Adapters by their digests. products: of the model; none: it has no adapters.
+    """Adapters by their digests. Implements AdapterMemory. products: of the model.
 
     spec: of the whole model. dtype: of its activations. architectures: the names that GGUF files of its family
     have. max_rank: of an adapter.
@@ -61,8 +45,8 @@ class AdapterStore:
         self._packed: dict[str, tuple[PackedAdapter | None, ...]] = {}  # of each product; None: it stays as it is
         self._slots: dict[int, str] = {}
 
-    def load(self, adapter: Adapter) -> None:
-        """Read and pack an adapter; see Executor.load_adapter."""
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read and pack an adapter; see AdapterMemory."""
         if adapter.digest in self._packed:
             return
         try:
@@ -73,7 +57,7 @@ class AdapterStore:
         except FaserError as error:
             raise RequestError(f"the adapter {adapter.name} cannot be used: {error}", param="model") from None
 
-    def drop(self, digest: str) -> None:
+    def drop_adapter(self, digest: str) -> None:
         """Free an adapter, between two steps; its slots become empty."""
         for slot in [slot for slot, held in self._slots.items() if held == digest]:
             self._set(slot, (None,) * len(self._products))

@@ -24,7 +24,7 @@ from faser.engine.contract.plan import (
     StepResult,
     StepRows,
 )
-from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore, NoAdapters
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.async_steps import AsyncSteps, StepInFlight
 from faser.engine.execution.drafting.ahead import DraftsAhead
 from faser.engine.execution.drafting.cold_state import Rebuilds
@@ -53,7 +53,6 @@ from faser.engine.execution.sampling.rows import StepTokens
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.verify import SampleAndMatch, Verifier, needs_only_samples
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.types.adapter import Adapter
 from faser.types.answer import PositionLogprobs
 from faser.types.arrays import Ints
 
@@ -85,7 +84,7 @@ class ModelExecutor:
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
     matchers: of the sampler, where answers may have a structure; drafts are cut where their grammar forbids them.
-    adapters: that requests may have. speculation: None in an engine that never drafts. samples_in_runner: the
+    adapters: None: requests have none. speculation: None in an engine that never drafts. samples_in_runner: the
     runner samples tokens that depend on nothing but their logits right after the forward; else the sampler does,
     stage by stage, with the same tokens.
     """
@@ -99,11 +98,11 @@ class ModelExecutor:
         max_logit_rows: int,
         matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
-        adapters: AdapterStore | NoAdapters = NO_ADAPTERS,
+        adapters: AdapterStore | None = None,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner
-        self._adapters = adapters
+        self.adapters = adapters
         self._sampler = sampler
         self._table = table
         self._matchers = matchers
@@ -133,7 +132,7 @@ class ModelExecutor:
             self._sampler,
             self._table,
             max_logit_rows=self._prompt_logprobs.max_logit_rows,
-            adapters=self._adapters,
+            adapters=self.adapters,
         )
 
     @property
@@ -179,12 +178,6 @@ class ModelExecutor:
         began_s = self._async_steps.collected_s
         batch, found = self._follower.read(ahead)
         return batch, drafts_of(ahead.plan, found, began_s, time.perf_counter())
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        self._adapters.load(adapter)
-
-    def drop_adapter(self, digest: str) -> None:
-        self._adapters.drop(digest)
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         began_s = time.perf_counter()
@@ -371,7 +364,8 @@ class ModelExecutor:
             self._runner.save_state(each.slot, each.snapshot, each.num_tokens)
         self._release(plan.released)
         for slot, digest in plan.adapters:
-            self._adapters.place(slot, digest)
+            assert self.adapters is not None, "adapters are placed where requests have some"
+            self.adapters.place(slot, digest)
         for start in plan.started:
             self._table.clear(start.slot)
             self._table.set_adapter(start.slot, start.adapter)

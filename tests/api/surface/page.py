@@ -46,10 +46,13 @@ REFUSED: dict[str, Mapping[str, UnsupportedField]] = {
 FIELD_TEST, REFUSAL_TEST = "test_a_field_has_its_effect", "test_a_refusal_says_why"
 _ROUTES, _RENDER = "tests/api/test_routes.py::", "tests/api/dialects/test_render.py::"
 _VECTORS = "tests/api/dialects/test_embeddings.py::"
+_ADAPTERS = "tests/api/test_adapters.py::"
 _STORE = "tests/api/dialects/test_responses_store.py::"
 ROUTE_TESTS = {
     "GET /v1/models": f"{_ROUTES}test_every_served_name_has_a_card",
     "GET /v1/models/{model}": f"{_ROUTES}test_every_served_name_has_a_card",
+    "POST /v1/load_lora_adapter": f"{_ADAPTERS}test_an_adapter_is_loaded_used_and_unloaded",
+    "POST /v1/unload_lora_adapter": f"{_ADAPTERS}test_an_adapter_is_loaded_used_and_unloaded",
     "GET /version": f"{_ROUTES}test_probes_answer_before_the_model_is_loaded",
     "GET /load": f"{_ROUTES}test_the_load_is_the_number_of_requests_that_generate",
     "GET /health": f"{_ROUTES}test_health_is_about_a_restart_from_outside_and_ready_about_requests",

@@ -18,7 +18,7 @@ from torch import Tensor
 from faser.engine.checkpoints.adapter import read_adapter
 from faser.engine.checkpoints.families import find_family
 from faser.engine.checkpoints.files import read_config
-from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.models.adapted import AdapterSizes
 from faser.errors import RequestError
 from faser.kernels.cpu.backend import NativeBackend
@@ -65,7 +65,7 @@ def store_of(model: PagedModel, path: Path) -> AdapterStore:
 def loaded(store: AdapterStore, path: Path, name: str = "tuned") -> Adapter:
     """Load an adapter as the engine does once the front-end has read it."""
     adapter = read_adapter(name, path, max_rank=SIZES.max_rank)
-    store.load(adapter)
+    store.load_adapter(adapter)
     return adapter
 
 
@@ -142,14 +142,14 @@ def test_a_dropped_adapter_leaves_its_slots(tiny: tuple[PagedModel, AdapterStore
         store.place(slot, adapter.digest)
     tuned, other = logits(0), logits(2)
     assert torch.equal(logits(1), tuned)
-    store.drop(first.digest)
+    store.drop_adapter(first.digest)
     assert torch.equal(logits(0), plain)
     assert torch.equal(logits(1), plain)
     assert torch.equal(logits(2), other)
-    store.load(first)
+    store.load_adapter(first)
     store.place(2, first.digest)
     assert torch.equal(logits(2), tuned)
-    store.drop(second.digest)  # another one is in its slot
+    store.drop_adapter(second.digest)  # another one is in its slot
     assert torch.equal(logits(2), tuned)
     assert not torch.equal(tuned, plain)
 
@@ -189,7 +189,7 @@ def test_files_that_have_changed_since_they_were_read_are_refused(
     adapter = read_adapter("tuned", write_adapter(tmp_path / "a", seed=1), max_rank=64)
     write_adapter(tmp_path / "a", seed=2)
     with pytest.raises(RequestError, match=r"adapter tuned cannot be used: .*/a has changed since it was loaded"):
-        store.load(adapter)
+        store.load_adapter(adapter)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +239,7 @@ def test_values_that_are_no_numbers_are_refused(
         loaded(tiny[1], folder)
 
 
-def test_an_engine_without_adapters_loads_none(tmp_path: Path) -> None:
-    adapter = read_adapter("tuned", write_adapter(tmp_path / "a"), max_rank=64)
-    with pytest.raises(RequestError, match="the adapter tuned cannot be used: --enable-lora is off"):
-        NO_ADAPTERS.load(adapter)
-
-
 def test_loading_twice_keeps_the_first(tiny: tuple[PagedModel, AdapterStore], tmp_path: Path) -> None:
     _, store = tiny
     adapter = loaded(store, write_adapter(tmp_path / "a"))
-    store.load(replace(adapter, name="another", path="/nowhere"))
+    store.load_adapter(replace(adapter, name="another", path="/nowhere"))

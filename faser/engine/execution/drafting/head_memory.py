@@ -245,6 +245,9 @@ class BlockViews(BlockTable):
         columns = np.minimum(np.arange(table.shape[1]) + firsts[:, None], table.shape[1] - 1)
         return table.gather(1, torch.from_numpy(columns))
 
+    def adapters(self, _slots: list[int]) -> None:
+        """Return None: a head has no adapters."""
+
 
 class HeadLine(MarkedLine):
     """One slot. token_ids: all known ones. num_prompt: of these, when the sequence started.

@@ -20,7 +20,7 @@ from faser.engine.checkpoints.embedder import read_embedder
 from faser.engine.checkpoints.families import find_family
 from faser.engine.checkpoints.files import read_config
 from faser.engine.checkpoints.ngram_model import NgramModel, load
-from faser.engine.execution.adapters import NO_ADAPTERS, AdapterStore
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.drafting.draft_model import DraftKvCache
 from faser.engine.execution.drafting.drafter import Drafter
 from faser.engine.execution.drafting.head_memory import NoHiddenStates
@@ -318,7 +318,7 @@ def make_executor(parts: EngineParts, wrap_drafter: WrapDrafter, report: Progres
         speculation=_speculation(parts, sampler, matchers, table, wrap_drafter, report)
         if parts.speculates
         else None,
-        adapters=_adapters(parts) if config.enable_lora else NO_ADAPTERS,
+        adapters=_adapters(parts) if config.enable_lora else None,
         samples_in_runner=config.schedules_async,
     )
 
