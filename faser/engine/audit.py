@@ -106,8 +106,6 @@ class Auditor(Companion):
         sampling = request.sampling
         if not (self._compares_sampled or sampling.greedy) or self._random.random() >= self._rate:
             return request
-        if request.adapter is not None:  # which may have left its slot by then
-            return request
         if sampling.seed is None:
             request = replace(request, sampling=replace(sampling, seed=self._random.getrandbits(63)))
         self._open[request.request_id] = {
