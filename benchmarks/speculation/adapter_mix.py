@@ -36,6 +36,7 @@ from faser.engine.control.speculation.acceptance import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.step_cost import CostModel
 from faser.engine.execution.drafting.registry import load_index
+from faser.types.arrays import Floats
 from faser.types.request import SpeculationParams
 
 GOOD, BAD = 0.85, 0.2
@@ -50,10 +51,11 @@ class Remembering(SpeculationControl):
     """Gives a new sequence the offsets and means of the sequences of its adapter that have ended."""
 
     own: Acceptance
+    remembered: dict[int, tuple[Floats, ...]]  # by adapter
 
     def start(self, sequence: Sequence) -> None:
         super().start(sequence)
-        known = self._memory().get(adapter_of(sequence))
+        known = self.remembered.get(adapter_of(sequence))
         if known is not None:
             slot, arrays = sequence.held_slot, self.own
             arrays._offset[:, slot], arrays._precision[:, slot], arrays._own[:, slot] = (
@@ -64,13 +66,10 @@ class Remembering(SpeculationControl):
         slot, arrays, key = sequence.held_slot, self.own, adapter_of(sequence)
         arrays.learn_held()
         found = arrays._offset[:, slot], arrays._precision[:, slot], arrays._own[:, slot]
-        before = self._memory().get(key)
+        before = self.remembered.get(key)
         mixed = found if before is None else tuple(0.7 * a + 0.3 * b for a, b in zip(before, found, strict=True))
-        self._memory()[key] = tuple(np.array(each) for each in mixed)
+        self.remembered[key] = tuple(np.array(each) for each in mixed)
         super().release(sequence)
-
-    def _memory(self) -> dict[int, tuple[np.ndarray, ...]]:
-        return self.__dict__.setdefault("_remembered", {})
 
 
 def adapter_of(sequence: Sequence) -> int:
@@ -134,7 +133,7 @@ def seconds(
             make_native=native_acceptance(load_index),
         )
         if isinstance(found, Remembering):
-            found.own = acceptance
+            found.own, found.remembered = acceptance, {}
         return found
 
     asked = SpeculationParams()
