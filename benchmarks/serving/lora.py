@@ -204,7 +204,3 @@ def _largest_gap_ms(exchanges: Sequence[Exchange], began_s: float, ended_s: floa
 def _spread(values: Sequence[float]) -> dict[str, float]:
     found = Spread.of(values)
     return {"median": round(found.median, 1), "low": round(found.low, 1), "high": round(found.high, 1)}
-
-
-if __name__ == "__main__":
-    main()
