@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkpoints.adapter_files import write_adapter
 from tests.end_to_end.server import Server, serving
+from tests.engine.checkpoints.adapter_files import write_adapter
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(path.name for path in PROGRAMS.iterdir() if path.stem != "__init__" and path.is_file())
