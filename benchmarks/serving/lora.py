@@ -19,6 +19,8 @@ the largest gap between two tokens of a stream while it is loaded, and in as man
 import argparse
 import asyncio
 import shlex
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +51,7 @@ _STREAM_TOKENS = 256
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
     model = resolve(given.model, cache_dir(), progress=lambda *_: None)
     prompts = load_prompts(given.QUESTIONS)
     conditions = about("serving.lora", arguments) | {"rank": given.rank, "max_tokens": given.max_tokens}

@@ -63,14 +63,14 @@ class ServerConfig:
         one_flag_many=True,
     )
     allow_runtime_lora_updating: bool = setting(
-        MODEL,
+        SERVER,
         Kind.SWITCH,
         False,
         "Let clients load and unload LoRA adapters, by POST /v1/load_lora_adapter and /v1/unload_lora_adapter. "
         "Implies --enable-lora. Off: these routes answer 403.",
     )
     lora_dir: str | None = setting(
-        MODEL,
+        SERVER,
         Kind.TEXT,
         None,
         "Folder of the adapters that clients may load: a lora_path is relative to it, and cannot leave it. "
