@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from faser import LLM, SamplingParams
+from faser import LLM, LoRARequest, SamplingParams
 from faser.config.sources import UsageError
 from faser.errors import ConfigError, RequestError
 from faser.offline import RequestOutput
 from faser.sampling_params import StructuredOutputsParams
+from tests.engine.checkpoints.adapter_files import write_adapter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -145,10 +146,32 @@ def test_options_are_answered_as_flags_are(options: dict[str, Any], message: str
 def test_what_is_not_supported_is_refused_by_name(model: LLM) -> None:
     with pytest.raises(RequestError, match=r"LLM\.encode is not supported"):
         model.encode("the cat")
-    with pytest.raises(RequestError, match="`lora_request` is not supported"):
-        model.generate("the cat", GREEDY, lora_request=1)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="enable_lora=True"):
+        model.generate("the cat", GREEDY, lora_request=LoRARequest("one", 1, "/a"))
     with pytest.raises(RequestError, match="the prompt has the key 'multi_modal_data'"):
         model.generate({"prompt": "the cat", "multi_modal_data": {}}, GREEDY)
+
+
+def test_prompts_have_adapters_as_in_vllm(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    one, two = (
+        LoRARequest(name, number, str(write_adapter(tmp_path / name, seed=number)))
+        for number, name in enumerate(("one", "two"), start=1)
+    )
+    prompts, message = ["the cat"] * 3, [{"role": "user", "content": "hi"}]
+    with LLM(model=str(tiny_checkpoint), backend="torch", max_num_seqs=4, enable_lora=True) as model:
+        base, of_one, of_two = (
+            tokens(model.generate("the cat", GREEDY, lora_request=each))[0] for each in (None, one, two)
+        )
+        assert base != of_one != of_two != base
+        assert tokens(model.generate(prompts, GREEDY, lora_request=[None, one, two])) == [base, of_one, of_two]
+        chats = [
+            tokens(model.chat(message, GREEDY, lora_request=each, chat_template=TEMPLATE)) for each in (None, one)
+        ]
+        assert chats[0] != chats[1]
+        with pytest.raises(RequestError, match="2 adapters for 3 prompts"):
+            model.generate(prompts, GREEDY, lora_request=[one, two])
+        with pytest.raises(RequestError, match="neither a local path nor a hub id"):
+            model.generate("the cat", GREEDY, lora_request=LoRARequest("x", 3, "./no-such-adapter"))
 
 
 def test_a_model_that_cannot_be_served_is_refused() -> None:

@@ -86,7 +86,3 @@ def main() -> None:
     given = parser.parse_args()
     model = resolve(given.MODEL, cache_dir(), progress=lambda *_: None)
     random_adapter(given.OUT, model, rank=given.rank, seed=given.seed)
-
-
-if __name__ == "__main__":
-    main()

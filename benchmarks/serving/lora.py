@@ -1,7 +1,7 @@
 """Price of LoRA adapters: tokens a second with none, one and eight of them, and gaps while another one is loaded.
 
     python -m benchmarks serving.lora QUESTIONS.jsonl OUT.json [--model MODEL] [--rank 16] [--rounds 5]
-        [--concurrency 1,4,16] [--max-tokens 64] [--loads 5] [--server-args 'FLAGS']
+        [--concurrency 1,4,16] [--max-tokens 64] [--loads 5] [--stream-tokens 256] [--server-args 'FLAGS']
         [--llama-server PATH]
 
 Adapters are random, of all linear layers, and small. Two servers with the same flags, one with --enable-lora and
@@ -46,7 +46,6 @@ ARMS = {OFF: (), NONE: (), ONE: _NAMES[:1], EIGHT: _NAMES}
 _LLAMA, _LLAMA_LORA = "llama.cpp", "llama.cpp --lora"
 _COMMON = ("--speculative-policy", "off", "--max-num-seqs", "16", "--served-model-name", "model")
 _REQUESTS = {1: 4, 4: 12}  # of a run, by requests at once; of others twice as many
-_STREAM_TOKENS = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = [{"concurrency": each} for each in given.concurrency]
         cells = interleaved(settings, arms, given.rounds, run, after_round=write)
         with servers[NONE].awake():
-            write(cells, asyncio.run(_loads(servers[NONE], Path(name) / _NINTH, prompts, given.loads)))
+            write(cells, asyncio.run(_loads(servers[NONE], Path(name) / _NINTH, prompts, given)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=numbers, default=[1, 4, 16])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--loads", type=int, default=5)
+    parser.add_argument("--stream-tokens", type=int, default=256)
     parser.add_argument("--server-args", default="")
     parser.add_argument("--llama-server", type=Path)
     return parser
@@ -145,14 +145,18 @@ def _figures(cell: Cell[Run], arms: Sequence[str]) -> dict[str, Any]:
     }
 
 
-async def _loads(server: Server, adapter: Path, prompts: tuple[Prompt, ...], count: int) -> dict[str, Any]:
+async def _loads(
+    server: Server, adapter: Path, prompts: tuple[Prompt, ...], given: argparse.Namespace
+) -> dict[str, Any]:
     """Load and unload an adapter, while a stream of each of the others runs. Times in milliseconds."""
     during, before, took = [], [], []
     async with httpx.AsyncClient(base_url=server.url, timeout=300, trust_env=False) as http:
-        for number in range(count):
+        for number in range(given.loads):
             streams = asyncio.gather(
                 *(
-                    closed_loop(_target(server.url, name, f"load-{number}"), [prompts[at].text], 1, _STREAM_TOKENS)
+                    closed_loop(
+                        _target(server.url, name, f"load-{number}"), [prompts[at].text], 1, given.stream_tokens
+                    )
                     for at, name in enumerate(_NAMES)
                 )
             )
@@ -200,7 +204,3 @@ def _largest_gap_ms(exchanges: Sequence[Exchange], began_s: float, ended_s: floa
 def _spread(values: Sequence[float]) -> dict[str, float]:
     found = Spread.of(values)
     return {"median": round(found.median, 1), "low": round(found.low, 1), "high": round(found.high, 1)}
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ AdapterRows = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """What an adapter adds to one part of a product. down: [r, K]; up: [N, r], with the scale. Any float types."""
+    """Addition of an adapter to one part of a product. down: [r, K]; up: [N, r], with the scale; any floats."""
 
     down: Tensor
     up: Tensor

@@ -18,7 +18,7 @@ from faser.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSizes:
-    """What a decoder has room for. slots: adapters in use at once. max_rank: of the largest of them."""
+    """Room of a decoder for adapters. slots: adapters in use at once. max_rank: of the largest of them."""
 
     slots: int
     max_rank: int
