@@ -4,7 +4,7 @@ Oracle: PEFT over transformers, in float32: each token of an answer is the likel
 before it. Four adapters and the model itself take turns in two adapter slots; prompts are the same with each of
 them, so that a prefix or a past answer of another adapter would be found; the pool is too small for all.
 
-Planted bug that these tests have caught: prefixes keyed by the salt alone, so that one of another adapter is found.
+Planted bug that these tests have caught: prefixes keyed by the salt alone, so that another adapter finds them.
 """
 
 import warnings
