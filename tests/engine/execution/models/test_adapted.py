@@ -3,7 +3,6 @@
 Planted bugs that these tests have caught: see the end of the docstrings of each.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,8 @@ def some_lora(decoder: Decoder, seed: int, rank: int = 4, only: str = "") -> Lor
     shapes = {part.name: part.shape for product in decoder.adapted for part in product.parts if only in part.name}
 
     def random(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator) * (0.5 / math.sqrt(size[-1]))
+        found: Tensor = torch.randn(size, generator=generator) * (0.5 / size[-1] ** 0.5)
+        return found
 
     return {name: (random(rank, depth), random(rows, rank)) for name, (rows, depth) in sorted(shapes.items())}
 
