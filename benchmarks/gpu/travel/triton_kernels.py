@@ -151,6 +151,13 @@ OTHERS["_few_row_attention"] = {
     "out": "*bf16",
     "window": "i32",
 }
+_ADAPTERS = {
+    **dict.fromkeys(("down", "up", "out"), "*bf16"),
+    **dict.fromkeys(("ranks", "blocks"), "*i32"),
+    **dict.fromkeys(("size", "depth", "num_parts", "num_stretches"), "i32"),
+    "partial": "*fp32",
+}
+OTHERS |= dict.fromkeys(("_adapter_down", "_adapter_up"), _ADAPTERS)
 SIZES |= {"DEPENDENT": True, "PIECES": 16, "GRANULE": 64, "PAGE": 16}
 SIZES |= dict.fromkeys(("CAPPED", "WINDOWED", "SINKS"), False)
 _DEPENDENT = {"launch_pdl": True}
@@ -176,6 +183,8 @@ VARIANTS_ONLY = (
     "_few_low_bit_rows",
     "_low_bit_rows",
     "_dequantise",
+    "_adapter_down",
+    "_adapter_up",
 )  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
@@ -189,6 +198,8 @@ _PIPELINED = {
     "_few_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_dequantise": ("width",),
+    "_adapter_down": ("stride", "depth", "width"),
+    "_adapter_up": ("stride", "size", "width"),
 }
 _PLAIN = {"SCALES_HALVED": False, "SCALES_PER_HALF": 1, "MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
 _HALVED = {"SCALES_HALVED": True, "SCALES_PER_HALF": 8, "MINIMUMS_HALVED": True, "MINIMUMS_PER_HALF": 8}
@@ -237,6 +248,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for rows, queries in ((1, 16), (2, 16), (8, 32))
         for kind in ({}, {"NUM_HEADS": 16}, {"WINDOWED": True, "SINKS": True}, {"HALF": 32})
     ],
+    **{
+        name: [{"MAX_RANK": rank, "RANKS": min(rank, 64), **sizes} for rank in (16, 64, 256)]
+        for name, sizes in (("_adapter_down", {"STRETCH": 512}), ("_adapter_up", {"COLUMNS": 64}))
+    },
     "_match": [{"MOST": 64, "num_warps": 1}],
     "_advance": [{"FIRST": first, "num_warps": 1} for first in (True, False)],
     "_chunks": [{"TILED": True}],

@@ -19,9 +19,11 @@ from faser.kernels.cpu.library import (
     LinearStruct,
     full_pool,
 )
+from faser.kernels.cpu.memory import Slabs
 from faser.kernels.interface.adapters import LowRank, adapter_runs, check_rank
 from faser.kernels.interface.shapes import RowLayout
 
+_SLAB_BYTES = 4 << 20  # one may be kept by an adapter that has a small part of it
 _PAIR = 2  # numbers of bfloat16 are multiplied in pairs, so ranks are padded to even ones
 
 
@@ -59,7 +61,7 @@ class NativeRows:
     __slots__ = ("_kept", "address")
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        array = np.array(runs, dtype=np.int64)
+        array = np.array(sorted(runs), dtype=np.int64)  # those of one slot are neighbours
         struct = AdapterRowsStruct(array.ctypes.data, len(runs))
         self.address = ctypes.addressof(struct)
         self._kept = (array, struct)
@@ -71,6 +73,7 @@ class NativeAdapters:
     def __init__(self, library: ctypes.CDLL, pools: LanePools) -> None:
         self._library = library
         self._pools = pools
+        self._slabs = Slabs(_SLAB_BYTES)
         self._alone = full_pool(library, 1)  # its jobs run in the calling thread, beside steps
 
     def room(
@@ -103,7 +106,7 @@ class NativeAdapters:
     def _packed(self, weight: Tensor) -> tuple[LinearStruct, Tensor]:
         """A FaserLinear of a weight [N, K], and its memory."""
         (columns, depth), dtype = weight.shape, DTYPES[weight.dtype]
-        panels = torch.empty(self._library.faser_packed_bytes(columns, depth, dtype), dtype=torch.uint8)
+        panels = self._slabs.take(self._library.faser_packed_bytes(columns, depth, dtype))
         struct = LinearStruct(panels.data_ptr(), None, columns, depth, dtype)
         self._library.faser_pack(self._alone.address, ctypes.addressof(struct), weight.data_ptr())
         return struct, panels
@@ -114,6 +117,9 @@ class NativeAdapters:
     def rows(self, layout: RowLayout) -> NativeRows | None:
         runs = adapter_runs(layout)
         return NativeRows([*runs]) if runs else None
+
+    def rows_at(self, _slots: Tensor) -> NativeRows:
+        raise AssertionError("a CPU captures no graphs")
 
     def add(self, x: Tensor, room: NativeRoom, out: Tensor, rows: NativeRows) -> None:
         assert x.dtype is room.dtype, (x.dtype, room.dtype)

@@ -5,7 +5,6 @@ the step, for any number of threads. Computes in bfloat16 and float32; products 
 """
 
 import ctypes
-import mmap
 import os
 import weakref
 from collections import Counter
@@ -27,6 +26,7 @@ from faser.kernels.cpu.delta_net import NativeStates, StepStructs, delta_net_str
 from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.library import LanePools, NativePool, full_pool
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
+from faser.kernels.cpu.memory import Slabs, allocate
 from faser.kernels.cpu.sampling import CpuMaskKernel, CpuSamplingKernels
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet
@@ -45,7 +45,6 @@ from faser.types.activation import Activation
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
 _MULTIPLE = 16  # the kernels handle tokens of a block and channels of a head in groups of this size
-_HUGE_PAGE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20  # small weights share a slab, so that huge pages cover them too
 
 
@@ -127,7 +126,7 @@ class NativeBackend:
         native_library.use_tiles(self._library)
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
-        self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
+        self._slabs = Slabs(_SLAB_BYTES)
         self._heads = Memo(heads_struct)
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools)
         self.mask_kernel = CpuMaskKernel(self._library, self._pools)
@@ -192,7 +191,7 @@ class NativeBackend:
     ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, LowBitRows):
-            low_bit = pack_low_bit(self._library, self._pools.address, weight, bias, self._take)
+            low_bit = pack_low_bit(self._library, self._pools.address, weight, bias, self._slabs.take)
             for form, count in low_bit.forms.items():
                 self._num_packed["low_bit", form] += count * low_bit.depth
             return low_bit
@@ -205,7 +204,7 @@ class NativeBackend:
             raise ConfigError(
                 f"the native backend multiplies bfloat16 in pairs: a weight's inputs, {depth}, are odd"
             )
-        panels = self._take(self._library.faser_packed_bytes(columns, depth, dtype))
+        panels = self._slabs.take(self._library.faser_packed_bytes(columns, depth, dtype))
         wide = None
         if bias is not None:
             wide = torch.zeros(-(-columns // _MULTIPLE) * _MULTIPLE)
@@ -371,7 +370,7 @@ class NativeBackend:
         )
 
     def allocate_states(self, shape: StateShape) -> NativeStates:
-        return NativeStates(shape, _allocate)
+        return NativeStates(shape, allocate)
 
     def mixes(self, _shape: MixerShape) -> bool:
         return True
@@ -414,7 +413,7 @@ class NativeBackend:
             raise ConfigError(
                 f"the native backend keeps heads of up to {_MOST_HEAD_DIM} in int8; head_dim is {sizes[-1]}"
             )
-        return _NativeCache(_allocate(shape.total_bytes), shape)
+        return _NativeCache(allocate(shape.total_bytes), shape)
 
     def plan(self, layout: RowLayout, block_size: int) -> _NativePlan:
         starts, positions, table = (
@@ -497,25 +496,6 @@ class NativeBackend:
             DTYPES[q.dtype],
         )
         return out
-
-    def _take(self, num_bytes: int) -> Tensor:
-        """A piece of the current slab. Pieces keep their slab alive."""
-        rounded = -(-num_bytes // 64) * 64
-        if len(self._slab) < rounded:
-            self._slab = _allocate(max(rounded, _SLAB_BYTES))
-        piece, self._slab = self._slab[:num_bytes], self._slab[rounded:]
-        return piece
-
-
-def _allocate(num_bytes: int) -> Tensor:
-    """Zeroed bytes at a huge page boundary, in huge pages if available. Untouched pages cost no memory."""
-    # Private: shared memory, the default, gets no huge pages.
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE_BYTES
-    return whole[start : start + num_bytes]
 
 
 def _rows(x: Tensor, width: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.interface.shapes import PackedLinear, RowLayout
+from faser.types.arrays import Ints
 
 # Opaque handles of a backend: room for the adapters of one product; one adapter packed for one product; the
 # adapters of the rows of a step.
@@ -75,6 +76,13 @@ class Adapters(Protocol):
         """Digest whose rows have which adapter, once per step; None: no row has one. Copies what it keeps."""
         ...
 
+    def rows_at(self, slots: Tensor) -> AdapterRows:
+        """The rows of a step that a CUDA graph runs; only of a backend that captures graphs.
+
+        slots: [R] int64 on the device, read when the graph is replayed: of each row's adapter; below 0: none.
+        """
+        ...
+
     def add(self, x: Tensor, room: AdapterRoom, out: Tensor, rows: AdapterRows) -> None:
         """out[r] += up (down x[r]), with the adapter of row r. x: [R, K]; out: [R, N], in x's type or float32.
 
@@ -100,6 +108,14 @@ def adapter_runs(layout: RowLayout) -> list[AdapterRun]:
     ends = starts[np.append(first[1:], len(slots))]
     runs = zip(slots[first].tolist(), starts[first].tolist(), ends.tolist(), strict=True)
     return [AdapterRun(*each) for each in runs if each[0] >= 0]
+
+
+def row_adapters(layout: RowLayout) -> Ints:
+    """Return the adapter slot of each row, [R]; -1: none."""
+    counts = np.diff(layout.query_start.numpy())
+    if layout.adapters is None:
+        return np.full(counts.sum(), -1, dtype=np.int64)
+    return layout.adapters.numpy().astype(np.int64).repeat(counts)
 
 
 def check_rank(parts: Sequence[LowRank | None], max_rank: int) -> None:
@@ -144,6 +160,9 @@ class TorchAdapters:
 
     def rows(self, layout: RowLayout) -> list[AdapterRun] | None:
         return adapter_runs(layout) or None
+
+    def rows_at(self, _slots: Tensor) -> list[AdapterRun]:
+        raise AssertionError("the host reads the slots of rows")
 
     def add(self, x: Tensor, room: _TorchRoom, out: Tensor, rows: list[AdapterRun]) -> None:
         for slot, begin, end in rows:

@@ -268,6 +268,30 @@ class SeparateBlocks:
         self._add(inner, given.out, block.gate_up.eps, given.norm, hidden, buffers)
 
 
+class AdaptedBlocks:
+    """Blocks of a backend, and those with adapted products in single operations."""
+
+    def __init__(self, blocks: Blocks, separate: Blocks) -> None:
+        self._blocks, self._separate = blocks, separate
+
+    def _of(self, product: PackedLinear) -> Blocks:
+        return self._separate if isinstance(product, AdaptedLinear) else self._blocks
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        return self._of(product.linear).normed_linear(hidden, product, out, buffers)
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward | MixedFeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        self._of(block.attention_out).feed_forward(mixed, hidden, block, following, out, buffers)
+
+
 class SeparateMixtures:
     """Mixtures made of a backend's operations, one after the other."""
 

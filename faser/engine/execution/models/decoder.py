@@ -265,6 +265,11 @@ class Decoder:
         if (inputs := self._buffers.token_inputs) is not None:
             inputs[: len(rows)].copy_(inputs.index_select(0, rows))
 
+    @property
+    def adapts(self) -> bool:
+        """Return whether rows may have adapters."""
+        return self._adapted_stack is not None
+
     def adapter_rows(self, layout: RowLayout) -> AdapterRows | None:
         """Return whose rows have which adapter, for run_layers; None: no row has one, or the model has none."""
         if self._adapted_stack is None or layout.adapters is None:

@@ -49,11 +49,13 @@ class _Layout(msgspec.Struct, frozen=True, array_like=True):
     seq_len: _Numbers
     positions: _Numbers
     block_table: _Numbers
+    adapters: _Numbers | None
 
     @classmethod
     def of(cls, layout: RowLayout) -> "_Layout":
         parts = (layout.query_start, layout.seq_len, layout.positions, layout.block_table)
-        return cls(*(_Numbers.of(each.numpy()) for each in parts))
+        adapters = None if layout.adapters is None else _Numbers.of(layout.adapters.numpy())
+        return cls(*(_Numbers.of(each.numpy()) for each in parts), adapters)
 
     def layout(self) -> RowLayout:
         return RowLayout(
@@ -61,6 +63,7 @@ class _Layout(msgspec.Struct, frozen=True, array_like=True):
             seq_len=self.seq_len.tensor(),
             positions=self.positions.tensor(),
             block_table=self.block_table.tensor(),
+            adapters=None if self.adapters is None else self.adapters.tensor(),
         )
 
 

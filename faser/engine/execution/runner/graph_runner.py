@@ -65,7 +65,7 @@ class GraphRunner(Runner):
             self._state_inputs = StateInputs(capture, self._states.states, sizes.max_sequences)
         self._most_graph_rows = sizes.rows[-1]
         self._device_sampler = token_sampler
-        self._inputs = GraphInputs(capture, sizes.most_rows)
+        self._inputs = GraphInputs(capture, sizes.most_rows, adapts=decoder.adapts)
         self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
         self._matcher = StepMatcher(capture, token_sampler)
         self._passes = PassesAhead(capture, self._inputs, token_sampler, max_logit_rows)
@@ -79,6 +79,7 @@ class GraphRunner(Runner):
             inputs=self._inputs,
             logit_rows=self._logit_rows,
             state_inputs=self._state_inputs,
+            adapters=backend.adapters if decoder.adapts else None,
         )
         whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
         lanes: dict[DeviceLane | None, StepGraphs] = {

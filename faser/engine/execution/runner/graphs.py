@@ -22,6 +22,7 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.graph_sizes import GraphSizes, StepSizes, next_size
 from faser.engine.execution.runner.model import RunnableModel
 from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.kernels.interface.adapters import Adapters, row_adapters
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
 from faser.kernels.interface.mixers import NUMBERS, States, StateStep
 from faser.kernels.interface.sampling import TruncationFlags
@@ -44,20 +45,30 @@ ALL_FLAGS = (
 
 
 class GraphInputs:
-    """Token ids of a step's rows at a fixed address, with the source of each id that comes by token feedback."""
+    """Token ids of a step's rows at a fixed address, with the source of each id that comes by token feedback.
 
-    def __init__(self, capture: GraphCapture, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._staging: StagingBuffer = capture.staging_buffer(2 * max_rows, torch.int64)
+    adapts: with the adapter slots of the rows, too.
+    """
+
+    def __init__(self, capture: GraphCapture, max_rows: int, *, adapts: bool = False) -> None:
+        self._max_rows, self._adapts = max_rows, adapts
+        self._staging: StagingBuffer = capture.staging_buffer((2 + adapts) * max_rows, torch.int64)
 
     def send(self, batch: RowBatch, token_sampler: DeviceTokenSampler) -> None:
         numbers, count = self._staging.host(), batch.num_rows
-        token_ids, sources = numbers[: self._max_rows], numbers[self._max_rows :]
+        token_ids, sources = numbers[: self._max_rows], numbers[self._max_rows : 2 * self._max_rows]
         token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
         sources[:] = -1
         if batch.feedback is not None:
             sources[batch.feedback.rows] = token_sampler.place(batch.feedback.tokens) + batch.feedback.sources
+        if self._adapts:
+            slots = numbers[2 * self._max_rows :]
+            slots[:count], slots[count:] = row_adapters(batch.layout), -1
         self._staging.send()
+
+    def adapters(self, rows: int) -> torch.Tensor:
+        """Return the adapter slots of the rows: [rows] int64, on the device; below 0: none."""
+        return self._staging.device[2 * self._max_rows :][:rows]
 
     def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
         """Return the token ids of the rows: [rows] int64, on the device."""
@@ -99,7 +110,7 @@ class GraphParts:
     """The parts of a runner that its graphs work with, on every lane.
 
     logit_rows: numbers of the rows of hidden states that the LM head reads. state_inputs: None: the model has no
-    recurrent states.
+    recurrent states. adapters: None: no row has one.
     """
 
     decoder: RunnableModel
@@ -110,6 +121,7 @@ class GraphParts:
     inputs: GraphInputs
     logit_rows: StagingBuffer
     state_inputs: StateInputs | None = None
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +150,7 @@ class StepGraphs:
         self._step_sizes = StepSizes(sizes)
         # By the size that a step is padded to; no graph is of the size None, of steps that fit no size.
         self._backbones: dict[GraphBatchSize | None, BackboneGraph] = {}
+        self._adapted: dict[GraphBatchSize | None, BackboneGraph] = {}  # of steps with adapters
         self._lm_heads: dict[int | None, CapturedGraph] = {}
         self._samplers: dict[tuple[int | None, TruncationFlags], CapturedGraph] = {}
         self._draft_samplers: dict[tuple[int | None, TruncationFlags], CapturedGraph] = {}
@@ -154,12 +167,14 @@ class StepGraphs:
 
     @property
     def num_graphs(self) -> int:
-        return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
+        backbones = len(self._backbones) + len(self._adapted)
+        return backbones + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
     def num_expected(self, drafts: bool) -> int:
         """The number of graphs after `capture_all`."""
         samplers = len(ALL_FLAGS) * (1 + drafts)
-        return len(self._sizes.batch_sizes) + len(self._logit_sizes) * (1 + samplers)
+        backbones = len(self._sizes.batch_sizes) * (1 + (self._parts.adapters is not None))
+        return backbones + len(self._logit_sizes) * (1 + samplers)
 
     def backbone(self, batch: RowBatch) -> BackboneGraph | None:
         """The smallest graph that the batch fits into.
@@ -169,7 +184,8 @@ class StepGraphs:
         """
         counts = np.diff(batch.layout.query_start.numpy())
         batch_size = self._step_sizes.fitting(counts)
-        backbone = self._backbones.get(batch_size)
+        has_adapters = self._parts.adapters is not None and batch.layout.adapters is not None
+        backbone = (self._adapted if has_adapters else self._backbones).get(batch_size)
         if (
             backbone is None
             or _rereads_prompts(backbone.batch_size, counts, batch.layout)
@@ -196,12 +212,17 @@ class StepGraphs:
         for batch_size in reversed(self._sizes.batch_sizes):
             self._backbones[batch_size] = self._capture_backbone(batch_size)
             progress()
+        for batch_size in reversed(self._sizes.batch_sizes if self._parts.adapters is not None else ()):
+            self._adapted[batch_size] = self._capture_backbone(batch_size, self._parts.adapters)
+            progress()
         for size in reversed(self._logit_sizes):
             self._capture_heads(size, drafts)
             progress()
 
-    def _capture_backbone(self, batch_size: GraphBatchSize) -> BackboneGraph:
+    def _capture_backbone(self, batch_size: GraphBatchSize, adapters: Adapters | None = None) -> BackboneGraph:
+        """adapters: None: of steps without."""
         parts = self._parts
+        adapted = maybe(lambda found: found.rows_at(parts.inputs.adapters(batch_size.rows)), adapters)
         # Sequences may share blocks, so all of them together may count more blocks than the cache has.
         max_blocks = min(
             batch_size.sequences * self._sizes.max_blocks_each, 2 * parts.num_blocks + batch_size.sequences
@@ -214,7 +235,9 @@ class StepGraphs:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
             # The same graphs serve steps with and without rows for a head: what no head reads is not read.
             last = parts.decoder.spec.num_layers
-            parts.decoder.run_layers(hidden, 0, last, parts.cache, plan, captures=True, state_step=state_step)
+            parts.decoder.run_layers(
+                hidden, 0, last, parts.cache, plan, captures=True, state_step=state_step, adapted=adapted
+            )
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 

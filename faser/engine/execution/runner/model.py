@@ -33,6 +33,11 @@ class RunnableModel(Protocol):
 
     def embed(self, token_ids: Tensor) -> Tensor: ...
 
+    @property
+    def adapts(self) -> bool:
+        """Return whether rows may have adapters."""
+        ...
+
     def adapter_rows(self, layout: RowLayout, /) -> AdapterRows | None: ...
 
     def run_layers(

@@ -299,7 +299,8 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, 
         # Graphs of features have the states in memory of their own: those of the largest, and which are known.
         states = 2 * sizes.rows[-1] * model.states.ring.shape[1] * model.states.ring.itemsize
         return states + sizes.expected_bytes(num_kinds, _HEAD_GRAPH_BYTES)
-    graph_bytes = sizes.expected_bytes(num_kinds)
+    adapts = model.files.role is ModelRole.TARGET and config.enable_lora  # has graphs with and without adapters
+    graph_bytes = sizes.expected_bytes(num_kinds) * (1 + adapts)
     return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 

@@ -27,6 +27,7 @@ struct FaserAdapterRun {
     int64_t slot, begin, end;
 };
 
+// Runs of one slot are neighbours.
 struct FaserAdapterRows {
     const FaserAdapterRun* runs;
     int64_t num_runs;
@@ -47,16 +48,16 @@ class AdapterSums {
     void add(void* out, int64_t out_stride, int32_t out_dtype);
 
   private:
-    struct Piece {
+    struct Job {
         const LinearPiece* pieces;
-        void operator()(int64_t i) const { multiply(pieces[i]); }
+        const int64_t* begins;  // of each unit, and behind the last one
+
+        void operator()(int64_t i) const;
     };
 
     Pool& pool_;
-    const FaserAdapter* room_;
-    const FaserAdapterRows& rows_;
     FaserProduct down_{};
-    Piece first_{};
+    Job first_{};
 };
 
 }  // namespace faser

@@ -27,6 +27,7 @@ template <class T>
 constexpr int kTogether = kInTiles<T> ? 4 : kTilePanels;  // panels
 constexpr int64_t kPieceBytes = 96 * 1024;    // weights per piece of work while memory is the limit
 constexpr int kFetchBytes = 1536;  // distance of the prefetch, in bytes of weights
+constexpr int kShortFetchBytes = 6144;
 constexpr int kTileFetchBytes = 4096;
 
 template <class T>
@@ -62,12 +63,14 @@ void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t
                     int64_t end) {
     const int64_t bytes = panel_bytes<T>(linear);
     const int64_t fetchers = std::min<int64_t>(Panels, (end - row - 1) / kTileRows);
+    // Short panels: those of a later group, so that every line is fetched.
+    const int64_t group = Panels * bytes, ahead = bytes < kFetchBytes ? (kShortFetchBytes + group - 1) / group * group : kFetchBytes;
     for (int64_t tile = 0; row < end; tile++) {
         const int rows = tile_rows(end - row);
         const char* prefetched[Panels];
         for (int p = 0; p < Panels; p++) {
             const bool mine = tile > 0 && p * fetchers / Panels == tile - 1;
-            prefetched[p] = linear.panels + (mine ? next + p : panel + p) * bytes + (tile == 0 ? kFetchBytes : 0);
+            prefetched[p] = linear.panels + (mine ? next + p : panel + p) * bytes + (tile == 0 ? ahead : 0);
         }
         if (tile <= fetchers) {
             multiply_tile<T, Panels, true>(linear, call, panel, row, rows, prefetched);
@@ -152,7 +155,12 @@ void multiply_piece(const FaserLinear& linear, const FaserProduct& call, int64_t
         const int64_t next = std::min(panel + stride, panels - kTilePanels);
         multiply_group<T, kTilePanels>(linear, call, panel, next, row, end);
     }
-    for (; panel < last; panel++) multiply_group<T, 1>(linear, call, panel, panel, row, end);
+    if constexpr (kTilePanels > 1) {
+        if (panel == last) return;
+        with_count<kTilePanels - 1>(int(last - panel), [&](auto count) {
+            multiply_group<T, count.value>(linear, call, panel, panel, row, end);
+        });
+    }
 }
 
 // How many panels a piece of work has, by its number of rows.
@@ -177,12 +185,13 @@ void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
     });
 }
 
+// Appends the pieces of a product with rows [begin, end) of a call.
 template <class T>
-void append(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end, int64_t width,
+void append(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end,
             std::vector<LinearPiece>& pieces) {
     const int64_t rows = end - begin, row_blocks = (rows + kRowBlock<T> - 1) / kRowBlock<T>;
-    const int64_t block = (rows + row_blocks - 1) / row_blocks, panels = num_panels(linear);
-    if (width == 0) width = piece_panels<T>(linear, rows);
+    const int64_t block = (rows + row_blocks - 1) / row_blocks;
+    const int64_t panels = num_panels(linear), width = piece_panels<T>(linear, rows);
     for (int64_t panel = 0; panel < panels; panel += width) {
         for (int64_t row = begin; row < end; row += block) {
             pieces.push_back({&linear, &call, panel, std::min(panel + width, panels), row, std::min(row + block, end)});
@@ -215,12 +224,6 @@ void embed(const FaserLinear& linear, const int64_t* ids, int64_t row, int64_t e
 }  // namespace
 
 namespace faser {
-
-void append_pieces(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end, int64_t width,
-                   std::vector<LinearPiece>& pieces) {
-    if (linear.dtype == kFloat32) return append<float>(linear, call, begin, end, width, pieces);
-    append<bf16>(linear, call, begin, end, width, pieces);
-}
 
 void multiply(const LinearPiece& piece) {
     const auto multiply = piece.linear->dtype == kFloat32 ? multiply_piece<float> : multiply_piece<bf16>;
@@ -264,7 +267,9 @@ void faser_grouped_linear(Pool* pool, const FaserAnyLinear* linears, const Faser
     static thread_local std::vector<LinearPiece> pieces;
     pieces.clear();
     for (const FaserGroup* group = groups; group < groups + num_groups; group++) {
-        append_pieces(*linears[group->weight].linear, call, group->begin, group->end, 0, pieces);
+        const FaserLinear& linear = *linears[group->weight].linear;
+        const auto append_all = linear.dtype == kFloat32 ? append<float> : append<bf16>;
+        append_all(linear, call, group->begin, group->end, pieces);
     }
     const LinearPiece* all = pieces.data();  // of this thread
     pool->run(int64_t(pieces.size()), [=](int64_t i) { multiply(all[i]); });

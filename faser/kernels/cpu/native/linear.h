@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "product.h"
 
@@ -27,10 +26,6 @@ struct LinearPiece {
     int64_t panel, last, row, end;
 };
 
-// Appends the pieces of a product with rows [begin, end) of a call. width: panels of a piece, a multiple of 4 or 1; 0: as
-// many as suit the rows.
-void append_pieces(const FaserLinear& linear, const FaserProduct& call, int64_t begin, int64_t end, int64_t width,
-                   std::vector<LinearPiece>& pieces);
 void multiply(const LinearPiece& piece);
 
 }  // namespace faser

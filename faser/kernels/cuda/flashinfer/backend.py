@@ -37,10 +37,10 @@ from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.flashinfer.products import Products, ProductWays
 from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.adapters import TorchAdapters
+from faser.kernels.interface.adapters import Adapters, TorchAdapters
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
-from faser.kernels.interface.forward import SeparateBlocks, SeparateLayers, SeparateMixtures
+from faser.kernels.interface.forward import AdaptedBlocks, SeparateBlocks, SeparateLayers, SeparateMixtures
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.kv_cache import KvShape, check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -164,10 +164,13 @@ class FlashInferBackend:
         if kernels.few_rows is not None and self.choices.can_measure:
             of_codes = None if kernels.low_bit is None else kernels.low_bit.few_rows
             self.blocks = FewRowBlocks(self, self.blocks, kernels.few_rows, self.choices, of_codes)
+        self.blocks = AdaptedBlocks(self.blocks, separate)
         self.layers: Layers = SeparateLayers(self, self.blocks)
         if kernels.few_row_attention is not None and self.choices.can_measure:
             self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
-        self.adapters = TorchAdapters(self.device)
+        self.adapters: Adapters = TorchAdapters(self.device)
+        if kernels.adapters is not None:
+            self.adapters = kernels.adapters(accelerator)
         self.mixtures: Mixtures = SeparateMixtures(self)
         if kernels.few_row_experts is not None and self.choices.can_measure:
             self.mixtures = FewRowMixtures(self, self._few_row_ways, self.expert_counter, self.choices)

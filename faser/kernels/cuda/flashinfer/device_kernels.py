@@ -14,6 +14,7 @@ from torch import Tensor
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
 from faser.kernels.cuda.low_bit import LowBitMatrix
+from faser.kernels.interface.adapters import Adapters
 from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
@@ -95,7 +96,7 @@ class DeviceKernels:
     few_rows: None: there is none. few_row_attention: makes that of one backend; None: there is none.
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
     few_row_experts: ways to compute a mixture of up to FEW_ROWS rows, by name; None: there are none.
-    delta_net, low_bit: None: there are none.
+    delta_net, low_bit: None: there are none. adapters: makes those of a device; None: tensor operations serve.
     """
 
     rms_norm: RmsNorm
@@ -112,6 +113,7 @@ class DeviceKernels:
     few_row_experts: FewRowExpertsKernels | None = None
     delta_net: RunDeltaNet | None = None
     low_bit: LowBitKernels | None = None
+    adapters: Callable[[Accelerator], Adapters] | None = None
 
 
 def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
@@ -150,6 +152,7 @@ def few_row_experts_kernels(
 
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of triton/, for one device. Raises ImportError without Triton."""
+    from faser.kernels.cuda.triton.adapters import TritonAdapters
     from faser.kernels.cuda.triton.delta_net import delta_net
     from faser.kernels.cuda.triton.drafting import advance, match
     from faser.kernels.cuda.triton.few_row_attention import FewRowAttention
@@ -175,4 +178,5 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         few_row_experts=few_row_experts_kernels,
         delta_net=delta_net,
         low_bit=LowBitKernels(few_rows=few_low_bit_rows, rows=low_bit_rows, dequantise=dequantise, lines=lines_of),
+        adapters=TritonAdapters,
     )

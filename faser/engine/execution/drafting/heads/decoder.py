@@ -61,6 +61,10 @@ class HeadDecoder:
         self._token_ids = token_ids
         return self.hidden[: len(token_ids)]
 
+    @property
+    def adapts(self) -> bool:
+        return False
+
     def adapter_rows(self, _layout: RowLayout, /) -> None:
         """Return None: a head drafts as it does without adapters."""
 
