@@ -17,7 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from faser.engine.contract.companion import Companion
-from faser.engine.contract.plan import Executor, SequenceDelta, SequenceStart, StepDeltas, StepPlan, StepRows
+from faser.engine.contract.plan import (
+    NO_ADAPTER,
+    AdapterPlacement,
+    Executor,
+    SequenceDelta,
+    SequenceStart,
+    StepDeltas,
+    StepPlan,
+    StepRows,
+)
+from faser.engine.control.adapters import AdapterSlots
 from faser.engine.control.sequence import sample_seed
 from faser.types.answer import FinishReason
 from faser.types.request import Request
@@ -53,7 +63,8 @@ class Auditor(Companion):
 
     executor: runs steps of which no drafter hears. slot, blocks: that no sequence uses. compares_sampled: sampled
     answers are equal with and without drafts; else only greedy ones are compared. backend: the name of the
-    kernels, for the statistics. clock: seconds.
+    kernels, for the statistics. adapters: while the engine is idle, none of their slots is in use, and a replay
+    takes the first; None: requests have no adapters. clock: seconds.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class Auditor(Companion):
         block_size: int,
         compares_sampled: bool,
         backend: str,
+        adapters: AdapterSlots | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +87,7 @@ class Auditor(Companion):
         self._blocks = blocks
         self._block_size = block_size
         self._compares_sampled = compares_sampled
+        self._adapters = adapters
         self._random = random.Random(seed)
         self._clock = clock
         self._open: dict[str, dict[int, _Answer]] = {}  # drawn requests that run, by id and sample
@@ -92,8 +105,6 @@ class Auditor(Companion):
         self._idle_since = None
         sampling = request.sampling
         if not (self._compares_sampled or sampling.greedy) or self._random.random() >= self._rate:
-            return request
-        if request.adapter is not None:  # which may have left its slot by then
             return request
         if sampling.seed is None:
             request = replace(request, sampling=replace(sampling, seed=self._random.getrandbits(63)))
@@ -119,6 +130,14 @@ class Auditor(Companion):
         for answer in list(self._open.get(request_id, {}).values()):
             if index in (None, answer.index):
                 self._close(answer, is_comparable=bool(answer.request.sampling.stop))
+
+    def adapter_dropped(self, digest: str) -> None:
+        """Skip the answers of an adapter that has left the memory."""
+        kept = deque(each for each in self._waiting if _adapter_digest(each) != digest)
+        num_skipped, self._waiting = len(self._waiting) - len(kept), kept
+        if self._replay is not None and _adapter_digest(self._replay.answer) == digest:
+            num_skipped, self._replay = num_skipped + 1, None
+        self._stats = replace(self._stats, skipped=self._stats.skipped + num_skipped)
 
     def wait_s(self) -> float | None:
         """Seconds until a step may run, if no request arrives; None: there is nothing to replay."""
@@ -164,12 +183,17 @@ class Auditor(Companion):
         replay.num_blocks += missing
         prompt_len, given = len(request.prompt_token_ids), request.sampling.seed
         assert given is not None, "admit has given it a seed"
+        adapter: int = NO_ADAPTER
+        placed: tuple[AdapterPlacement, ...] = ()
+        if request.adapter is not None and self._adapters is not None:  # others may have had the slot meanwhile
+            adapter, placed = 0, self._adapters.put(0, request.adapter.digest)
         start = SequenceStart(
             slot=self._slot,
             sampling=replace(request.sampling, n=1, logprobs=None, prompt_logprobs=None),
             seed=sample_seed(given, index),
             prompt_len=prompt_len,
             token_ids=request.prompt_token_ids,
+            adapter=adapter,
         )
         rows = StepRows()
         rows.add(
@@ -184,6 +208,7 @@ class Auditor(Companion):
         return StepPlan(
             step=self._num_steps,
             released=(self._slot,) if first and self._num_steps > 1 else (),
+            adapters=placed,
             started=(start,) if first else (),
             rows=rows,
         )
@@ -207,6 +232,11 @@ class Auditor(Companion):
                 self._stats.backend,
             )
         return True
+
+
+def _adapter_digest(answer: _Answer) -> str | None:
+    adapter = answer.request.adapter
+    return None if adapter is None else adapter.digest
 
 
 def _is_comparable(delta: SequenceDelta) -> bool:

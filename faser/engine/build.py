@@ -140,8 +140,9 @@ def assemble(
         if keeps:
             learned = LearnedFile(learned_path(parts), control, times=step_times.measured_at)
     trace = maybe(StepTraceFile, maybe(Path, config.trace_steps))
-    scheduler, disk = _scheduler(parts, clock, control, pace)
-    auditor = _auditor(parts, executor) if _num_audit_blocks(parts) else None
+    adapters = AdapterSlots(config.max_loras) if config.enable_lora else None
+    scheduler, disk = _scheduler(parts, clock, control, pace, adapters)
+    auditor = _auditor(parts, executor, adapters) if _num_audit_blocks(parts) else None
     events = None
     if config.kv_events is not None:
         events = KvEventPublisher(config.kv_events, scheduler.take_kv_events)
@@ -166,7 +167,11 @@ def assemble(
 
 
 def _scheduler(
-    parts: EngineParts, clock: Clock, control: SpeculationControl | None, pace: PaceFit | None
+    parts: EngineParts,
+    clock: Clock,
+    control: SpeculationControl | None,
+    pace: PaceFit | None,
+    adapters: AdapterSlots | None,
 ) -> tuple[Scheduler, KvDisk | None]:
     config, target, kv = parts.config, parts.target.files, parts.target.kv
     num_snapshots = parts.num_snapshots
@@ -198,7 +203,7 @@ def _scheduler(
         state_chunk=CHUNK if target.spec.has_states else 0,
         pace=pace,
         disk=disk,
-        adapters=AdapterSlots(config.max_loras) if config.enable_lora else None,
+        adapters=adapters,
     )
     return scheduler, disk
 
@@ -249,7 +254,7 @@ def _num_audit_blocks(parts: EngineParts) -> int:
     return given
 
 
-def _auditor(parts: EngineParts, executor: ModelExecutor) -> Auditor:
+def _auditor(parts: EngineParts, executor: ModelExecutor, adapters: AdapterSlots | None) -> Auditor:
     config, kv = parts.config, parts.target.kv
     num_blocks = _num_audit_blocks(parts)
     return Auditor(
@@ -260,6 +265,7 @@ def _auditor(parts: EngineParts, executor: ModelExecutor) -> Auditor:
         block_size=kv.block_size,
         compares_sampled=config.speculation.draft_sample_method != "probabilistic",
         backend=parts.info().backend,
+        adapters=adapters,
         seed=config.seed,
     )
 

@@ -226,6 +226,8 @@ class Engine:
         assert self._adapters is not None, "an engine without adapters has loaded none"
         self._scheduler.forget_adapter(digest)
         self._adapters.drop_adapter(digest)
+        for each in self._companions:
+            each.adapter_dropped(digest)
 
     def adapters_in_use(self) -> set[str]:
         """Return the digests of the adapters of accepted requests, and of rows in flight."""

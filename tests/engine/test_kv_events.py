@@ -18,11 +18,13 @@ import zmq
 
 from faser.config.engine import EngineConfig
 from faser.config.kv_events import KvEventsConfig, of_engine, parse_kv_events, shared_ports
-from faser.engine.contract.kv_events import KvEvent
+from faser.engine.contract.cache_salt import salt_digest
+from faser.engine.contract.kv_events import BlockStored, KvEvent
 from faser.engine.contract.plan import StepDeltas
 from faser.engine.control.kv_cache import KvManager, SequenceBlocks
 from faser.engine.kv_events import KvEventPublisher
 from faser.errors import ConfigError
+from faser.types.adapter import Adapter
 
 BLOCK = 4
 ENDPOINT, REPLAY = "inproc://events", "inproc://replay"
@@ -203,6 +205,26 @@ def test_hashes_lead_from_block_to_block_and_tokens_are_the_blocks() -> None:
         (child,) = [(tokens, extra) for parent, tokens, extra in index.blocks.values() if parent == root]
         assert child == ((4, 5, 6, 7), None)
     assert kv.take_events() == []
+
+
+def test_blocks_of_an_adapter_have_its_name_and_number_as_vllms_do() -> None:
+    kv = KvManager(16, BLOCK, records_events=True)
+    one, again = (Adapter(name="one", path=path, digest="7f" * 32) for path in ("a", "b"))
+    other = Adapter(name="other", path="a", digest="80" * 32)
+    tokens = list(range(9))
+    for salt, adapter in ((None, one), (None, again), (None, other), ("mine", one)):
+        table = kv.new_table(salt, adapter)
+        kv.allocate(table, 3)
+        kv.publish(table, tokens, len(tokens))
+    events = [each for each in kv.take_events() if isinstance(each, BlockStored)]
+    assert [(each.lora_name, each.lora_id) for each in events[:2]] == [("one", 0x7F7F7F7)] * 2
+    assert [each.extra_keys for each in events] == [
+        *[[["one"]]] * 2,
+        *[[["other"]]] * 2,
+        [["one", salt_digest("mine", one).hex()]],
+        [["one"]],
+    ]
+    assert len({hashes for each in events for hashes in each.block_hashes}) == 6
 
 
 def test_a_publisher_that_is_behind_drops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

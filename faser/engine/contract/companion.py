@@ -15,6 +15,9 @@ class Companion:
     def abort(self, request_id: str, index: int | None) -> None:
         """A request is dropped, or one of its samples."""
 
+    def adapter_dropped(self, digest: str) -> None:
+        """An adapter that no request uses has left the memory."""
+
     def stepped(self, deltas: StepDeltas) -> None:
         """A step has run; without work it has no deltas."""
 

@@ -95,13 +95,20 @@ class AdapterSlots:
         self._idle.pop(slot, None)
         if self._passed is not None:
             self._overtake(adapter.digest)
+        return self.put(slot, adapter.digest)
+
+    def put(self, slot: int, digest: str) -> tuple[AdapterPlacement, ...]:
+        """Give a slot, which no sequence with another adapter holds, this one; return what the plan puts there."""
         before = self._digests[slot]
-        if before == adapter.digest:
+        if before == digest:
             return ()
+        elsewhere = self._slot_of.get(digest)
+        if elsewhere is not None:
+            self._digests[elsewhere] = None
         if before is not None:
             del self._slot_of[before]
-        self._digests[slot], self._slot_of[adapter.digest] = adapter.digest, slot
-        return (AdapterPlacement(slot, adapter.digest),)
+        self._digests[slot], self._slot_of[digest] = digest, slot
+        return (AdapterPlacement(slot, digest),)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence runs no longer; rows of it may still be in flight."""

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.client.affinity import PrefixReach, Seen, best_first, chained
+from faser.types.adapter import Adapter
 from tests.engine.driving import request
 
 texts = st.lists(st.sampled_from([b"a", b"b"]), max_size=6)
@@ -57,4 +58,6 @@ def test_what_will_be_cached_follows_the_latest_requests_with_the_same_first_blo
         assert reach.uncached(prompt) == uncached
     assert reach.uncached(request("other", [2] * 100)) == 100
     assert reach.uncached(replace(prompt, cache_salt="other")) == 100
+    adapter = Adapter(name="x", path="x", digest="0f")
+    assert reach.uncached(replace(prompt, adapter=adapter)) == 100
     assert reach.uncached(request("short", [1] * 16)) == 1

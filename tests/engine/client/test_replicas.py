@@ -18,6 +18,7 @@ from faser.engine.client.replicas import Replicas
 from faser.errors import EngineDiedError, NotReadyError, OverloadError, RequestError
 from faser.metrics.replicas import ReplicaMetrics
 from faser.metrics.server import Metrics
+from faser.types.adapter import Adapter
 from faser.types.answer import OutputDelta, RequestOutput
 from faser.types.engine import EngineState
 from faser.types.request import Request, Slo, SpeculationParams
@@ -146,12 +147,19 @@ def test_no_class_is_given_up_where_another_replica_can_keep_its_targets() -> No
     assert sum(counts(fakes)) == 5
 
 
-def test_a_beginning_of_another_namespace_is_another_one() -> None:
+ADAPTERS = [Adapter(name=name, path=name, digest=2 * name) for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [({"cache_salt": "a"}, {"cache_salt": "b"}), ({"adapter": ADAPTERS[0]}, {"adapter": ADAPTERS[1]})],
+)
+def test_a_beginning_of_another_namespace_is_another_one(first: dict[str, Any], second: dict[str, Any]) -> None:
     both, fakes = replicas(2)
-    asyncio.run(texts(both.submit(request(1, tuple(range(200)), cache_salt="a"))))
+    asyncio.run(texts(both.submit(request(1, tuple(range(200)), **first))))
     held = both.submit(request(2))  # the other replica now has as much to do as that one, had it not ended
-    asyncio.run(texts(both.submit(request(3, tuple(range(200)), cache_salt="b"))))
-    asyncio.run(texts(both.submit(request(4, tuple(range(200)), cache_salt="a"))))
+    asyncio.run(texts(both.submit(request(3, tuple(range(200)), **second))))
+    asyncio.run(texts(both.submit(request(4, tuple(range(200)), **first))))
     of_four = next(each for each in fakes if any(one.request_id == "4" for one in each.asked))
     assert any(one.request_id == "1" for one in of_four.asked)
     assert held is not None

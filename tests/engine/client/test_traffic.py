@@ -27,6 +27,7 @@ from faser.engine.client.traffic import (
     TrafficRecorder,
 )
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
+from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, OutputDelta
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
@@ -80,11 +81,13 @@ def test_a_line_has_the_tokens_of_one_finished_sample(tmp_path: Path) -> None:
 def test_requests_that_are_kept_apart_or_say_so_are_not_recorded(tmp_path: Path) -> None:
     path, counts = tmp_path / "traffic.jsonl", Counter[Outcome]()
     recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
-    for fields in ({"cache_salt": "s"}, {"may_record": False}):
+    adapter = Adapter(name="x", path="x", digest="0f")
+    kept_apart: list[dict[str, Any]] = [{"cache_salt": "s"}, {"may_record": False}, {"adapter": adapter}]
+    for fields in kept_apart:
         finish(RequestTraffic(request(**fields), recorder))
     recorder.close(10)
     assert path.read_bytes() == b""
-    assert counts == {"withheld": 2}
+    assert counts == {"withheld": 3}
 
 
 def test_the_file_is_its_owners_alone_and_is_continued(tmp_path: Path) -> None:

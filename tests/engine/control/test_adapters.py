@@ -213,7 +213,7 @@ def step(engine: Engine, driver: Driver) -> None:
     driver.scheduler.check_invariants()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_sample_comes_to_what_its_adapter_says(seed: int) -> None:
     live(seed)
 
@@ -222,10 +222,6 @@ def test_every_sample_comes_to_what_its_adapter_says(seed: int) -> None:
     "planted", [{"pool": AnyAdapter}, {"slots": IgnoresFlight}, {"slots": IgnoresHolders}], ids=str
 )
 def test_a_stale_prefix_and_a_stolen_slot_are_noticed(planted: dict[str, Any]) -> None:
-    caught = 0
-    for seed in range(60):
-        try:
+    with pytest.raises(AssertionError):  # noqa: PT012
+        for seed in range(60):
             live(seed, **planted)
-        except AssertionError:
-            caught += 1
-    assert caught
