@@ -370,11 +370,13 @@ class Packer:
             ProductPart(name=name.removesuffix(".weight"), shape=_matrix(self._shapes[name]), rows=order)
             for name, order in zip(names, orders, strict=True)
         )
-        packed = self._layer_product(names, orders, low_bit)
+        packed = self._layer_product(names, orders, low_bit=low_bit)
         self.products.append(PackedProduct(linear=packed, parts=parts))
         return packed
 
-    def _layer_product(self, names: Sequence[str], orders: Sequence[Ints | None], low_bit: bool) -> PackedLinear:
+    def _layer_product(
+        self, names: Sequence[str], orders: Sequence[Ints | None], *, low_bit: bool
+    ) -> PackedLinear:
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
         quantised = self._stored_rows(names, orders) or (self._low_bit(names, orders) if low_bit else None)
