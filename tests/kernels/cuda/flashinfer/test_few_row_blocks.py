@@ -71,7 +71,7 @@ def test_a_layer_with_scales_of_blocks_is_near_that_of_float64(way: str) -> None
     layer = Layer(backend, torch.bfloat16, fp8=_ALL, has_bias=True, block=(32, 16))
     for rows in (2, 9):
         for found, right in zip(layer.run(backend.blocks, rows), layer.in_float64(rows), strict=True):
-            assert_close(found.double(), right, rtol=2.0**-5, atol=2.0**-5)
+            assert (found.double() - right).norm() < 0.03 * right.norm(), "roundings to bfloat16"
     assert any("groups of 32 x 16" in key for key in chosen.keys)
     assert any("fp8 in blocks of 32 x 16" in key for key in chosen.keys)
 
