@@ -89,7 +89,7 @@ class Source:
 class Models:
     """A server with the models a and b."""
 
-    def __init__(self, *, most: int | None = None, load_timeout_s: float = PATIENCE_S) -> None:
+    def __init__(self, *, most: int | None = None, load_timeout_s: float = 10 * PATIENCE_S) -> None:
         store = ResponseStore(1 << 20)
         self.metrics = ModelsMetrics({name: Metrics(model_name=name, max_model_len=4096) for name in "ab"})
         self.a = Source(("a", "a-alias"), store, self.metrics.of["a"])
