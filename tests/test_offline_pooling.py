@@ -1,7 +1,7 @@
 """LLM.embed, encode and score on a tiny model. Oracle: transformers' states and logits of the same tokens.
 
-Bugs these tests have been seen to catch: a vector cut after it has been scaled; scores that pair each document with
-the first query; no before yes; use_activation without effect; special tokens around the prompt of a judge;
+Bugs these tests have been seen to catch: a vector cut after it has been scaled; scores that pair each document
+with the first query; no before yes; use_activation without effect; special tokens around the prompt of a judge;
 truncation that keeps the end.
 """
 
