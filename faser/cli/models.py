@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from faser.cli.memory import USUAL_GPUS, show_memory
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir
 from faser.config.sources import CommandParser, UsageError
@@ -35,7 +36,7 @@ from faser.optional import given, maybe
 from faser.types.engine import ModelInfo
 
 _HELP = f"""usage: faser models [--json]
-       faser models MODEL [--revision REVISION] [--json]
+       faser models MODEL [--revision REVISION] [--memory[=SIZES]] [--json]
 
 List the families of models that load, or say of one model what it is, whether it loads, and why not.
 
@@ -43,10 +44,13 @@ List the families of models that load, or say of one model what it is, whether i
                         tag for one of its GGUF files (owner/name:Q4_K_M); {SMOLLM2_ID}
                         is the embedded model
   --revision REVISION   branch, tag or commit of a hub model [the main branch]
+  --memory[=SIZES]      how it fits on one GPU of 24, 48, 80 and 141 GB, or of these sizes (40GiB,24GB): an
+                        estimate from config.json, which is fetched if the model has not been
   --json                as JSON
   --markdown            the list as docs/models.md has it
 
-Weights are not read and no network is used. The exit status is 0 if the model loads, 2 if not."""
+Weights are not read, and without --memory no network is used. The exit status is 0 if the model loads, 2 if not;
+with --memory 0 if FASER knows the model."""
 
 T = TypeVar("T")
 _WIDTH = 100
@@ -137,6 +141,7 @@ def models(arguments: Sequence[str]) -> int:
     parser = CommandParser("faser models")
     parser.add_argument("MODEL", nargs="?")
     parser.add_argument("--revision")
+    parser.add_argument("--memory", nargs="?", const=USUAL_GPUS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
@@ -145,12 +150,15 @@ def models(arguments: Sequence[str]) -> int:
         print(_HELP)
         return 0
     if given.MODEL is None:
-        if given.revision is not None:
-            raise UsageError(["--revision goes with MODEL"])
+        for name in ("revision", "memory"):
+            if getattr(given, name) is not None:
+                raise UsageError([f"--{name} goes with MODEL"])
         print(_families_json() if given.json else markdown() if given.markdown else families_text())
         return 0
     if given.markdown:
         raise UsageError(["--markdown goes without MODEL"])
+    if given.memory is not None:
+        return show_memory(given.MODEL, given.revision, given.memory, as_json=given.json)
     found = report(given.MODEL, given.revision)
     print(json.dumps(asdict(found) | {"loads": found.loads}, indent=2) if given.json else _report_text(found))
     return 0 if found.loads else 2

@@ -162,8 +162,7 @@ def _read(each: Setting, texts: tuple[str, ...]) -> Any:
         case Kind.COUNTS:
             return tuple(int(one) for one in texts)
         case Kind.BYTES:
-            pattern = r"(?P<number>-?\d{1,999}(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?"
-            return _scaled(pattern, _BYTE_UNITS, text.upper())
+            return parse_bytes(text)
         case Kind.NUMBER:
             return float(text)
         case Kind.SWITCH if each.default is None and text.lower() == "auto":
@@ -178,6 +177,12 @@ def _read(each: Setting, texts: tuple[str, ...]) -> Any:
             return tuple(json.loads(text))
         case Kind.LIST:
             return tuple(one.strip() for one in texts)
+
+
+def parse_bytes(text: str) -> int:
+    """1.5GiB is 1610612736, and so is 1.5GB. Raises ValueError for a text that is no size."""
+    pattern = r"(?P<number>-?\d{1,999}(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?"
+    return _scaled(pattern, _BYTE_UNITS, text.upper())
 
 
 def _scaled(pattern: str, units: Mapping[str, int], text: str) -> int:

@@ -73,10 +73,8 @@ def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_b
 
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
-_LOW_BIT = ("gguf", "int8", "int4")
 
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
-_NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 KV_CACHE_DIR_ON_GPU = "KV is kept for models on a CPU only"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
 _NO_INT8_KV = "no kernels for GPUs read keys and values in int8; use fp8, auto, or the torch backend"
@@ -160,11 +158,10 @@ class EngineConfig:
         MODEL,
         Kind.TEXT,
         None,
-        "Weight quantization used at inference. int8, int4: all weights, rounded while loading (CPU only). gguf: "
-        "the blocks of a GGUF file as stored (CPU only). fp8: the weights of the layers, rounded while loading "
-        "(GPU only). awq, gptq, compressed-tensors, mxfp4: as the checkpoint stores them; it must have that "
-        "format. none: weights in --dtype. Default: as a quantized checkpoint or, on a CPU, a GGUF file stores "
-        "them.",
+        "Weight quantization used at inference. int8, int4: all weights, rounded while loading. gguf: the blocks "
+        "of a GGUF file as stored. fp8: the weights of the layers, rounded while loading (GPU only). awq, gptq, "
+        "compressed-tensors, mxfp4: as the checkpoint stores them; it must have that format. none: weights in "
+        "--dtype. Default: as a quantized checkpoint or a GGUF file stores them.",
         aliases=("-q",),
         choices=("none", "fp8", "gguf", "int8", "int4", "awq", "gptq", "compressed-tensors", "mxfp4"),
         synonyms=(("None", None), ("null", None), ("awq_marlin", "awq"), ("gptq_marlin", "gptq")),
@@ -612,8 +609,6 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
     if kind == "cpu" and values["quantization"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('quantization')} is fp8; {_NO_FP8}")
-    if kind == "cuda" and values["quantization"] in _LOW_BIT and backend in ("auto", "flashinfer"):
-        found.append(f"{label('quantization')} is {values['quantization']}; {_NO_LOW_BIT}")
     if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     if kind == "cuda" and values["kv_cache_dtype"] == "int8" and backend in ("auto", "flashinfer"):

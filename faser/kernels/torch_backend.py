@@ -93,7 +93,7 @@ class TorchBackend:
         self.graph_capture = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
-        self.has_low_bit = True
+        self.has_low_bit = self.has_low_bit_experts = True
         self.has_experts = True
         self.experts_read = 0
         self.prefers_low_bit = False

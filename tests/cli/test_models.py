@@ -8,6 +8,7 @@ import pytest
 from gguf import LlamaFileType
 
 from faser.cli.main import main
+from faser.cli.memory import show_memory
 from faser.cli.models import ServedModel, families_text, markdown, model_line, report, show_count
 from faser.engine.checkpoints.families import FAMILIES
 from faser.engine.checkpoints.stored import RECIPES
@@ -177,3 +178,52 @@ def test_a_server_tells_what_it_serves_and_what_its_cache_holds(tiny_checkpoint:
 )
 def test_large_numbers_are_rounded(number: int, shown: str) -> None:
     assert show_count(number) == shown
+
+
+def test_memory_is_estimated_for_each_size_of_gpu(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", str(tiny_checkpoint), "--memory"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split()[0] for line in said.splitlines() if line.strip()]
+    assert [each for each in rows if each.endswith("GB")] == ["24GB", "48GB", "80GB", "141GB"]
+    assert "the model's context is 2,048 tokens" in said
+    assert main(["models", str(tiny_checkpoint), "--memory=1.5GiB,48GB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["total_bytes"] for each in found.values()] == [3 << 29, 46068 << 20]
+    assert found["1.5GiB"]["longest_context"] < found["48GB"]["longest_context"] == 2048
+    assert found["48GB"]["sequences"] == 0  # of 8192 tokens, which the model does not have
+
+
+@pytest.mark.parametrize("size", ["", "4x", "0", "-1GiB", "24GB,"])
+def test_a_text_that_is_no_size_is_refused(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str], size: str
+) -> None:
+    assert main(["models", str(tiny_checkpoint), f"--memory={size}"]) == 2
+    assert "a size is one of 24GB, 48GB, 80GB, 141GB, or a number such as 40GiB" in capsys.readouterr().err
+
+
+def test_memory_of_a_model_that_is_not_here_takes_its_config_alone(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    asked: list[tuple[str, str | None, tuple[str, ...]]] = []
+
+    class Hub:
+        def snapshot(self, model: str, revision: str | None, patterns: tuple[str, ...], _progress: Any) -> Path:
+            asked.append((model, revision, patterns))
+            return tiny_checkpoint
+
+    hub: Any = Hub()
+    assert show_memory("someone/model", "main", "24GB", as_json=False, downloads=hub) == 0
+    assert asked == [("someone/model", "main", ("config.json",))]
+    assert "someone/model on one GPU" in capsys.readouterr().out
+    assert show_memory("someone/model:Q4_K_M", None, "24GB", as_json=False, downloads=hub) == 2
+    assert "faser pull fetches it" in capsys.readouterr().err
+    assert show_memory(str(tmp_path / "nothing"), None, "24GB", as_json=False, downloads=hub) == 2
+    assert len(asked) == 1
+
+
+def test_memory_goes_with_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--memory"]) == 2
+    assert "--memory goes with MODEL" in capsys.readouterr().err

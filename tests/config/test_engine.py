@@ -52,14 +52,6 @@ def test_an_engine_config_survives_the_pipe() -> None:
             {"device": "cpu", "backend": "flashinfer"},
             "backend is flashinfer; it computes on cuda, and device is cpu",
         ),
-        *(
-            (
-                {"quantization": name, "device": "cuda"},
-                f"quantization is {name}; no kernels for GPUs multiply low-bit weights; leave it out, or use "
-                "the torch backend",
-            )
-            for name in ("gguf", "int8", "int4")
-        ),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8, int8"),
         (
             {"kv_cache_dtype": "fp8_e5m2"},

@@ -33,6 +33,7 @@ from faser.kernels.cuda.triton.common import EXACT
 from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 from faser.kernels.cuda.triton.few_rows import STAGES
+from faser.kernels.cuda.triton.low_bit import STAGES as LOW_BIT_STAGES
 
 TYPES = {
     "*fp32": (
@@ -132,6 +133,17 @@ OTHERS["_few_rows"] = {
     **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
     "size": "i32",
 }
+_LOW_BIT = {
+    **dict.fromkeys(("scales", "scale_halves", "minimums", "minimum_halves"), "*fp16"),
+    **dict.fromkeys(("bias", "residual", "out"), "*bf16"),
+    **dict.fromkeys(("size", "groups", "first"), "i32"),
+    "lines": "*i64",
+}
+OTHERS |= {
+    "_few_low_bit_rows": _LOW_BIT | {"codes": "*u32", "norm": "*fp32"},
+    "_low_bit_rows": _LOW_BIT,
+    "_dequantise": _LOW_BIT,
+}
 OTHERS["_few_row_attention"] = {
     **dict.fromkeys(("q_weight", "k_weight", "v_weight", "sinks", "mixed", "sums"), "*fp32"),
     **dict.fromkeys(("query_indptr", "page_indptr", "page_indices", "seq_len", "arrived"), "*i32"),
@@ -161,6 +173,9 @@ VARIANTS_ONLY = (
     "_route_few",
     "_few_rows",
     "_few_row_attention",
+    "_few_low_bit_rows",
+    "_low_bit_rows",
+    "_dequantise",
 )  # kernels for which the common sizes make no sense
 # Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
 # the computation only what is aligned.
@@ -171,19 +186,51 @@ _PIPELINED = {
     "_route_few": ("stride", "width"),
     "_few_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_few_row_attention": ("stride",),
+    "_few_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
+    "_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
+    "_dequantise": ("width",),
 }
+_PLAIN = {"SCALES_HALVED": False, "SCALES_PER_HALF": 1, "MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
+_HALVED = {"SCALES_HALVED": True, "SCALES_PER_HALF": 8, "MINIMUMS_HALVED": True, "MINIMUMS_PER_HALF": 8}
+# AWQ and GPTQ, Q4_0, Q4_K, MXFP4, Q8_0, Q6_K.
+_LOW_BIT_KINDS: tuple[dict[str, Any], ...] = (
+    {"FORM": "nibbles", "ZERO": 0, "GROUP": 128, "LOWERED": True, **_PLAIN},
+    {"FORM": "nibbles", "ZERO": 8, "GROUP": 32, "LOWERED": False, **_PLAIN},
+    {"FORM": "nibbles", "ZERO": 0, "GROUP": 32, "LOWERED": True, **_HALVED},
+    {"FORM": "floats", "ZERO": 0, "GROUP": 32, "LOWERED": False, **_PLAIN},
+    {"FORM": "bytes", "ZERO": 128, "GROUP": 32, "LOWERED": False, **_PLAIN},
+    {"FORM": "bytes", "ZERO": 32, "GROUP": 16, "LOWERED": False, **_HALVED, "SCALES_PER_HALF": 16},
+)
+_UNITS: tuple[dict[str, Any], ...] = (
+    {"NORMED": True, "ADDS": False, "ACTIVATION": ""},
+    {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
+    {"NORMED": False, "ADDS": True, "ACTIVATION": ""},
+)
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
     "_few_rows": [
         {"ROWS": rows, "OUTPUTS": outputs, "STAGES": STAGES[outputs], "SCALED": scaled, **unit, **_DEPENDENT}
         for scaled in (False, True)
-        for unit in (
-            {"NORMED": True, "ADDS": False, "ACTIVATION": ""},
-            {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
-            {"NORMED": False, "ADDS": True, "ACTIVATION": ""},
-        )
+        for unit in _UNITS
         for rows in (1, 2, 4, 8)
         for outputs in STAGES
+    ],
+    "_few_low_bit_rows": [
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": LOW_BIT_STAGES[outputs], **kind, **unit, **_DEPENDENT}
+        for kind in _LOW_BIT_KINDS
+        for unit in _UNITS
+        for rows in (1, 2, 4)
+        for outputs in LOW_BIT_STAGES
+    ],
+    "_low_bit_rows": [
+        {"ROWS": rows, "OUTPUTS": 64, "DEPTH": 128, "num_stages": 3, "ADDS": True, **kind}
+        for kind in _LOW_BIT_KINDS
+        for rows in (16, 32, 64)
+    ],
+    "_dequantise": [
+        {"LINES": 16, "DEPTH": 256, "LISTED": listed, **kind}
+        for kind in _LOW_BIT_KINDS
+        for listed in (False, True)
     ],
     "_few_row_attention": [
         {"ROWS": rows, "QUERIES": queries, "NORMED": 2, **kind, **_DEPENDENT}
@@ -302,6 +349,7 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
     types |= {"weight": "*fp8e4nv"} if name == "_few_rows" and changed["SCALED"] else {}
+    types |= {"scales": "*i8", "minimums": "*i8"} if changed.get("SCALES_HALVED") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
     aligned = _PIPELINED.get(name, ())

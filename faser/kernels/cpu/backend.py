@@ -115,7 +115,7 @@ class NativeBackend:
         self.device = torch.device("cpu")
         self.name = "native"
         self.has_fp8 = False
-        self.has_low_bit = True
+        self.has_low_bit = self.has_low_bit_experts = True
         self.has_experts = True
         self._read_one_by_one = 0  # experts
         self._num_packed: Counter[tuple[str, int]] = Counter()  # weights, by kind of product and dtype or form

@@ -91,6 +91,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def has_low_bit_experts(self) -> bool:
+        """Return whether experts may have low-bit weights."""
+        ...
+
+    @property
     def has_experts(self) -> bool:
         """Return whether mixtures of experts are supported."""
         ...

@@ -14,6 +14,7 @@ replays; `backend.concurrent_instance()` gives a backend for another lane of the
     graph.replay()
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from itertools import product as product_of
@@ -26,8 +27,9 @@ from torch.nn import functional
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, RunExperts
+from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, LowBitKernels, RunExperts
 from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT, PagedLayout
+from faser.kernels.cuda.low_bit import LowBitMatrix
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
@@ -61,7 +63,40 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
         experts=partial(_fake_experts, accelerator),
         delta_net=lambda *arguments: accelerator.launch(partial(_delta_net, *arguments)),
+        low_bit=fake_low_bit(accelerator),
     )
+
+
+def fake_low_bit(accelerator: FakeAccelerator) -> LowBitKernels:
+    """Emulate the kernels of triton/low_bit.py; weights in 16 bits are rounded as those on tensor cores are."""
+
+    def rows(
+        x: Tensor, weight: LowBitMatrix, out: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        def work() -> None:
+            total = x.float() @ weight.dequantised().to(x.dtype).float().T
+            for added in (bias, residual):
+                total += 0.0 if added is None else added.float()
+            out.copy_(total)
+
+        accelerator.launch(work)
+        return out
+
+    def copied(out: Tensor, found: Callable[[], Tensor]) -> None:
+        def work() -> None:
+            out.copy_(found())
+
+        accelerator.launch(work)
+
+    def dequantise(weight: LowBitMatrix, first: int, out: Tensor) -> Tensor:
+        copied(out, lambda: weight.dequantised()[first : first + len(out)])
+        return out
+
+    def lines(weight: LowBitMatrix, numbers: Tensor, out: Tensor) -> Tensor:
+        copied(out, lambda: weight.dequantised()[numbers])
+        return out
+
+    return LowBitKernels(few_rows=rows, rows=rows, dequantise=dequantise, lines=lines)
 
 
 def _fake_experts(

@@ -229,7 +229,7 @@ def _mxfp4_form(
         raise ConfigError(f"{directory} is quantised (mxfp4), which is supported for gpt-oss only")
     if quantization == "none":
         return CheckpointForm(source=source)
-    if not backend.has_low_bit:
+    if not backend.has_low_bit_experts:
         _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
         return CheckpointForm(source=source)
     _log.info("%s: using experts (mxfp4) as stored, with 8-bit activations", directory)

@@ -251,8 +251,12 @@ class Packer:
             )
 
         def expert(of: str) -> NetworkWeights:
-            gate, up, down = (of + part for part in names.expert_parts)
-            return NetworkWeights(gate_up=stack(gate, up), down=stack(down))
+            gate, up, down = (f"{prefix}{of}{part}.weight" for part in names.expert_parts)
+            low_bit = self._backend.has_low_bit_experts
+            return NetworkWeights(
+                gate_up=self.layer_product(gate, up, low_bit=low_bit),
+                down=self.layer_product(down, low_bit=low_bit),
+            )
 
         def beside(spec: ExpertsSpec) -> ExpertsBesideWeights:
             norms = (tensors.NORM_BEFORE_EXPERTS, tensors.NORM_AFTER_EXPERTS, tensors.NORM_AFTER_NETWORK)
@@ -326,6 +330,7 @@ class Packer:
     def convolution(self, name: str) -> Tensor:
         """The weights of a causal convolution of each channel, [kernel, channels] float32."""
         stored = self._stacked((name,), dtype=torch.float32).to(self._backend.device)
+        self.packed_bytes += stored.nbytes
         return stored[:, 0].t().contiguous()
 
     def token_inputs(self) -> TokenWeights:
@@ -346,16 +351,16 @@ class Packer:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
         return self.pack(self._low_bit((name,)) or self._stacked((name,)), None)
 
-    def layer_product(self, *names: str, orders: Sequence[Ints | None] = ()) -> PackedLinear:
+    def layer_product(self, *names: str, orders: Sequence[Ints | None] = (), low_bit: bool = True) -> PackedLinear:
         """One product of the named weights, stacked, with their biases if the spec has them.
 
         orders: of the rows of each, of which some may be left out; None, as all are where there are none: as they
-        are stored.
+        are stored. low_bit: weights in blocks stay so; False: they are dequantised.
         """
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         orders = orders or (None,) * len(names)
         bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
-        quantised = self._stored_rows(names, orders) or self._low_bit(names, orders)
+        quantised = self._stored_rows(names, orders) or (self._low_bit(names, orders) if low_bit else None)
         if quantised is not None:
             return self.pack(quantised, bias)
         weight = self._stacked(names, orders)

@@ -15,7 +15,7 @@ from faser.engine.execution.sampling.distribution import leading
 from faser.engine.execution.sampling.edits import to_device
 from faser.types.answer import PositionLogprobs
 
-_ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again
+ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again
 _FEWEST = 64  # entries taken at least, so that a tie at the edge of the reported ones rarely reaches the last one
 _FIRST = 3  # columns before the alternatives: log probability, rank, how many alternatives are certain
 
@@ -38,7 +38,7 @@ def position_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequenc
 
 def parts(logits: Tensor) -> list[slice]:
     """Divide the rows so that the log probabilities of each part take a bounded memory."""
-    step = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
+    step = max(1, ELEMENTS_AT_ONCE // logits.shape[-1])
     return [slice(at, at + step) for at in range(0, len(logits), step)]
 
 

@@ -26,6 +26,7 @@ from faser.kernels.cuda.flashinfer.few_row_layers import FewRowLayers
 from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
+from faser.kernels.cuda.flashinfer.low_bit_products import LowBitProducts
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
     AttentionWorkspace,
@@ -34,6 +35,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout, paged_layout
 from faser.kernels.cuda.flashinfer.products import Products, ProductWays
+from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.blocks import Blocks, Experts, Layers, Mixtures
 from faser.kernels.interface.delta_net import DeltaNet, DeltaShape
@@ -148,17 +150,19 @@ class FlashInferBackend:
         self.sampling_kernels: SamplingKernels | None = kernels.sampling_kernels(accelerator)
         self.mask_kernel = None
         self.has_fp8 = fp8 is not None
-        self.has_low_bit = False
+        self.has_low_bit = kernels.low_bit is not None
+        self.has_low_bit_experts = False
         self.has_experts = kernels.experts is not None
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         # The last step's numbers, by its counts: the step itself would keep all states.
         self._sent_numbers: tuple[object, Tensor] = (None, torch.empty(0))
-        self.prefers_low_bit = False
+        self.prefers_low_bit = kernels.low_bit is not None
         separate = SeparateBlocks(self)
         self.blocks: Blocks = separate if fp8 is None else fp8.blocks(separate)
         if kernels.few_rows is not None and self.choices.can_measure:
-            self.blocks = FewRowBlocks(self, self.blocks, kernels.few_rows, self.choices)
+            of_codes = None if kernels.low_bit is None else kernels.low_bit.few_rows
+            self.blocks = FewRowBlocks(self, self.blocks, kernels.few_rows, self.choices, of_codes)
         self.layers: Layers = SeparateLayers(self, self.blocks)
         if kernels.few_row_attention is not None and self.choices.can_measure:
             self.layers = FewRowLayers(self, self.blocks, kernels.few_row_attention(), self.choices)
@@ -171,6 +175,9 @@ class FlashInferBackend:
         self._library = library
         self._kernels = kernels
         self._fp8 = fp8
+        self._low_bit: LowBitProducts | None = None
+        if kernels.low_bit is not None:
+            self._low_bit = LowBitProducts(kernels.low_bit, self._by_torch, self.choices)
         self._load_products = products
         self._products: Products | None = None
         if products is not None and self.choices.can_measure:
@@ -221,10 +228,14 @@ class FlashInferBackend:
     def wait(self) -> None:
         self._accelerator.wait()
 
-    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> CudaLinear | Fp8Linear:
+    def pack(
+        self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None
+    ) -> CudaLinear | Fp8Linear | CudaLowBit:
         """See Backend. Raises ConfigError for a dtype other than bfloat16 and float16, too."""
         if isinstance(weight, LowBitRows):
-            raise ConfigError("the flashinfer backend has no low-bit products; the backends native and torch have")
+            if self._low_bit is None:
+                raise ConfigError("this flashinfer backend has no kernels for low-bit products")
+            return self._low_bit.pack(weight, bias, self.device)
         if isinstance(weight, Fp8Rows):
             return self._pack_fp8(weight, bias)
         if weight.dtype not in DTYPES:
@@ -244,8 +255,16 @@ class FlashInferBackend:
         return pack_fp8(weight, bias, self.device)
 
     def linear(
-        self, x: Tensor, packed: CudaLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        packed: CudaLinear | Fp8Linear | CudaLowBit,
+        out: Tensor,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
+        if isinstance(packed, CudaLowBit):
+            assert self._low_bit is not None, "this backend did not pack that low-bit weight"
+            return self._low_bit.linear(x, packed, out, residual)
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
             return self._fp8.linear(x, packed, out, residual)
@@ -270,7 +289,10 @@ class FlashInferBackend:
             out += bias
         return out
 
-    def embed(self, token_ids: Tensor, packed: CudaLinear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: CudaLinear | CudaLowBit, out: Tensor) -> Tensor:
+        if isinstance(packed, CudaLowBit):
+            assert self._low_bit is not None, "this backend did not pack that low-bit weight"
+            return self._low_bit.embed(token_ids.to(self.device, non_blocking=True), packed, out)
         return torch.index_select(packed.weight, 0, token_ids.to(self.device, non_blocking=True), out=out)
 
     def rms_norm(

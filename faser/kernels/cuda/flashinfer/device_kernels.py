@@ -13,6 +13,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
+from faser.kernels.cuda.low_bit import LowBitMatrix
 from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
@@ -61,6 +62,16 @@ class CudaLinear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowBitKernels:
+    """Products with low-bit weights; see triton/low_bit.py for the arguments. lines: of an embedding."""
+
+    few_rows: FewRows
+    rows: Callable[..., Tensor]
+    dequantise: Callable[[LowBitMatrix, int, Tensor], Tensor]
+    lines: Callable[[LowBitMatrix, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatrices:
     """One product of each expert. weights: [N, K] each. biases: [N] each; None: there are none."""
 
@@ -84,7 +95,7 @@ class DeviceKernels:
     few_rows: None: there is none. few_row_attention: makes that of one backend; None: there is none.
     experts: called with a mixture and its products gate_up and down, makes its kernels; None: there are none.
     few_row_experts: ways to compute a mixture of up to FEW_ROWS rows, by name; None: there are none.
-    delta_net: None: there is none.
+    delta_net, low_bit: None: there are none.
     """
 
     rms_norm: RmsNorm
@@ -100,6 +111,7 @@ class DeviceKernels:
     experts: ExpertsKernels | None = None
     few_row_experts: FewRowExpertsKernels | None = None
     delta_net: RunDeltaNet | None = None
+    low_bit: LowBitKernels | None = None
 
 
 def experts_kernels(block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices) -> RunExperts:
@@ -143,6 +155,7 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     from faser.kernels.cuda.triton.few_row_attention import FewRowAttention
     from faser.kernels.cuda.triton.few_rows import few_rows
     from faser.kernels.cuda.triton.layer_ops import gate, rms_norm, rope_append
+    from faser.kernels.cuda.triton.low_bit import dequantise, few_low_bit_rows, lines_of, low_bit_rows
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
     from faser.kernels.cuda.triton.sinks import scale_by_sinks
@@ -161,4 +174,5 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         experts=experts_kernels,
         few_row_experts=few_row_experts_kernels,
         delta_net=delta_net,
+        low_bit=LowBitKernels(few_rows=few_low_bit_rows, rows=low_bit_rows, dequantise=dequantise, lines=lines_of),
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import CudaLinear, FewRows
+from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.cuda.triton.scaled_fp8 import joins
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
@@ -38,6 +39,7 @@ from faser.types.activation import Activation
 MOST_ROWS = 8
 _SEPARATE = "separate"
 _OUTPUTS = {f"{outputs} outputs": outputs for outputs in (8, 16, 32)}  # ways, by what a program computes
+_MOST_OF_CODES, _MOST_OUTPUTS_OF_CODES = 4, 16  # rows and outputs with low-bit weights: triton/low_bit.py
 _IN_UNITS = "units"
 _TOLERANCE = 2.0**-5  # of the largest value: roundings of bfloat16 in other places
 _FP8_TOLERANCE = 2.0**-3  # rows rounded to 8 bits, by up to 2**-4 of each value, in up to four products
@@ -51,7 +53,7 @@ class _Unit:
     size: of its results, with `adds` added to what is there.
     """
 
-    product: CudaLinear | Fp8Linear
+    product: CudaLinear | Fp8Linear | CudaLowBit
     size: int
     dtype: torch.dtype
     norm: NormedLinear | None = None
@@ -62,25 +64,39 @@ class _Unit:
     def stored(self) -> tuple[Tensor, Tensor | None]:
         """Return the weight [N, K] as it is stored, and in 8 bits the scales of its outputs."""
         product = self.product
+        assert not isinstance(product, CudaLowBit), "codes have a form of their own"
         if isinstance(product, Fp8Linear):
             return product.weight.values, product.weight.scales
         return product.weight, None
 
-    def key(self, x: Tensor) -> str:
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return the sizes and the type of the weight."""
+        if isinstance(self.product, CudaLowBit):
+            return (*self.product.shape, *self.product.parts[0].kind)
         weight, _ = self.stored
-        parts = [f"{len(x)} rows", f"{len(weight)} x {weight.shape[1]}"]
-        parts += [f"{x.dtype} by {weight.dtype} to {self.dtype}"]
+        return (*weight.shape, weight.dtype)
+
+    def key(self, x: Tensor) -> str:
+        lines, width, *kind = self.kind
+        parts = [f"{len(x)} rows", f"{lines} x {width}"]
+        parts += [f"{x.dtype} by {' '.join(map(str, kind))} to {self.dtype}"]
         parts += ["norm"] * (self.norm is not None) + ["bias"] * (self.product.bias is not None)
         parts += [self.activation] * bool(self.activation) + ["residual"] * self.adds
         return ", ".join(parts).replace("torch.", "")
 
 
 class FewRowBlocks(SeparateBlocks):
-    """Blocks of few rows. others: for more rows, and other products than those in 16 bits and in fp8."""
+    """Blocks of few rows. others: for more rows, and for products that none of the kernels takes.
 
-    def __init__(self, backend: Backend, others: Blocks, run: FewRows, choices: Choices) -> None:
+    run: multiplies in 16 bits and in fp8. of_codes: with low-bit weights of one kind; None: there is no kernel.
+    """
+
+    def __init__(
+        self, backend: Backend, others: Blocks, run: FewRows, choices: Choices, of_codes: FewRows | None = None
+    ) -> None:
         super().__init__(backend)
-        self._others, self._run, self._choices = others, run, choices
+        self._others, self._run, self._choices, self._of_codes = others, run, choices, of_codes
         self._chosen: dict[tuple[object, ...], int | None] = {}  # outputs of a program; None: separate launches
         self._in_units: dict[tuple[object, ...], bool] = {}  # of blocks that others join
 
@@ -174,20 +190,22 @@ class FewRowBlocks(SeparateBlocks):
 
         self._compute(_Unit(product, hidden.shape[1], hidden.dtype, adds=True), x, hidden, separate)
 
-    @staticmethod
-    def _takes(x: Tensor, *products: PackedLinear) -> bool:
-        return 0 < len(x) <= MOST_ROWS and all(isinstance(each, CudaLinear | Fp8Linear) for each in products)
+    def _takes(self, x: Tensor, *products: PackedLinear) -> bool:
+        def is_known(product: PackedLinear) -> bool:
+            if isinstance(product, CudaLowBit):
+                return self._of_codes is not None and product.single is not None and len(x) <= _MOST_OF_CODES
+            return isinstance(product, CudaLinear | Fp8Linear)
+
+        return 0 < len(x) <= MOST_ROWS and all(map(is_known, products))
 
     def _compute(
         self, unit: _Unit, x: Tensor, out: Tensor, separate: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         """separate: the unit of (x, out) in separate launches."""
         # By the numbers alone, since every layer asks in every eager step.
-        weight, _ = unit.stored
         known = (
             len(x),
-            weight.shape,
-            weight.dtype,
+            *unit.kind,
             unit.product.bias is None,
             out.dtype,
             unit.activation,
@@ -207,7 +225,12 @@ class FewRowBlocks(SeparateBlocks):
             out = start.clone()  # of all ways, since those that add change it
             return separate(rows, out) if outputs is None else self._in_one(unit, rows, out, outputs)
 
-        ways = {name: partial(way, outputs) for name, outputs in ((_SEPARATE, None), *_OUTPUTS.items())}
+        outputs = {
+            name: num
+            for name, num in _OUTPUTS.items()
+            if num <= _MOST_OUTPUTS_OF_CODES or not isinstance(unit.product, CudaLowBit)
+        }
+        ways = {name: partial(way, num) for name, num in ((_SEPARATE, None), *outputs.items())}
         expected = partial(self._exact, unit, rows, start) if isinstance(unit.product, Fp8Linear) else None
         chosen = self._choices.fastest(unit.key(x), ways, tolerance=_TOLERANCE, expected=expected)
         return _OUTPUTS.get(chosen)
@@ -230,12 +253,13 @@ class FewRowBlocks(SeparateBlocks):
         return found + start if unit.adds else found
 
     def _in_one(self, unit: _Unit, x: Tensor, out: Tensor, outputs: int) -> Tensor:
-        weight, scales = unit.stored
-        return self._run(
-            x,
-            weight,
-            out,
-            scales=scales,
+        if isinstance(unit.product, CudaLowBit):
+            assert self._of_codes is not None, "the unit was not taken"
+            multiply = partial(self._of_codes, x, unit.product.single, out)
+        else:
+            weight, scales = unit.stored
+            multiply = partial(self._run, x, weight, out, scales=scales)
+        return multiply(
             norm=None if unit.norm is None else unit.norm.norm,
             eps=0.0 if unit.norm is None else unit.norm.eps,
             bias=unit.product.bias,

@@ -24,6 +24,7 @@ from faser.kernels.interface.shapes import AttentionPlan
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
+from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
@@ -311,3 +312,24 @@ def test_a_replayed_model_says_what_it_says_on_the_reference_backend(checkpoint:
     model = GraphModel(checkpoint, torch.float16)
     found = torch.cat([model.step(batch) for batch in steps()])
     assert float((found - wanted).square().mean().sqrt()) <= bound
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq-desc-act", "w4a16-channel"])
+def test_a_checkpoint_in_4_bits_is_multiplied_as_it_is_stored(tmp_path: Path, kind: str) -> None:
+    """With the weights that its codes stand for, rounded to 16 bits."""
+    low_bit, plain = write_pair(tmp_path, KINDS[kind], hidden_size=256, intermediate_size=320)
+    wanted = logits(TorchBackend(), plain, torch.float32)
+    backend = fake_backend()
+    found = logits(backend, low_bit, torch.float16)
+    rounded = logits(fake_backend(), plain, torch.float16)
+    assert float((found - rounded).abs().max()) < 2.0**-7 * float(wanted.abs().max())
+    assert float((found - wanted).square().mean().sqrt()) < 0.01 * float(wanted.std())
+
+
+def test_weights_rounded_to_4_bits_while_loading_include_embedding_and_head(checkpoint: Path) -> None:
+    wanted = logits(TorchBackend(), checkpoint, torch.float32, quantization="int4")  # rows in 8 bits there
+    found = logits(fake_backend(), checkpoint, torch.float16, quantization="int4")
+    plain = logits(TorchBackend(), checkpoint, torch.float32)
+    error = float((found - wanted).square().mean().sqrt())
+    assert error < 0.03 * float(wanted.std())
+    assert error < 0.3 * float((plain - wanted).square().mean().sqrt())
