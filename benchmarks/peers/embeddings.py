@@ -195,14 +195,8 @@ def _recipe(name: str, given: Any, threads: int) -> Recipe:
         case "sentence-transformers":
             python = given.directory.absolute() / "sentence-transformers" / "bin" / "python"
             command = (
-                *(
-                    str(python),
-                    str(Path(__file__).with_name("sentence_server.py")),
-                    str(given.model),
-                    "--threads",
-                    str(threads),
-                ),
-                *("--dtype", given.st_dtype, "--batch-size", str(given.st_batch)),
+                *(str(python), str(Path(__file__).with_name("sentence_server.py")), str(_dense_model(given))),
+                *("--threads", str(threads), "--dtype", given.st_dtype, "--batch-size", str(given.st_batch)),
                 *("--max-tokens", str(_MAX_TOKENS), *address),
             )
         case "llamacpp":

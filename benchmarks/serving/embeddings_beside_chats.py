@@ -89,7 +89,8 @@ def _summary(found: Sequence[Found]) -> dict[str, float]:
 
 async def _run(url: str, chats: Sequence[str], texts: Sequence[str], num_tokens: int, salt: str) -> Found:
     """Run the chats, and ask for the embeddings as soon as all of them have begun."""
-    begun, gaps_s = asyncio.Semaphore(0), []
+    begun = asyncio.Semaphore(0)
+    gaps_s: list[float] = []
     limits = httpx.Limits(max_connections=len(chats) + 1)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False) as http:
 
@@ -122,7 +123,9 @@ async def _run(url: str, chats: Sequence[str], texts: Sequence[str], num_tokens:
             (await http.post("/v1/embeddings", json=body)).raise_for_status()
             return time.perf_counter() - began_s
 
-        embeddings_s, *answers = await asyncio.gather(embed(), *map(chat, chats))
+        running = [asyncio.create_task(chat(text)) for text in chats]
+        embeddings_s = await embed()
+        answers = await asyncio.gather(*running)
     for times_s in answers:
         gaps_s += [later - earlier for earlier, later in pairwise(times_s[3:])]
     return Found(gaps_s=tuple(gaps_s), embeddings_s=embeddings_s)

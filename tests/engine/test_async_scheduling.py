@@ -20,6 +20,7 @@ from faser.engine.control.step_cost import CostModel
 from faser.engine.engine import Engine
 from faser.types.answer import FinishReason
 from faser.types.arrays import Ints
+from faser.types.pooling import Pooling, PoolingKind
 from faser.types.request import Request, SpeculationParams
 from faser.types.sampling import StructuredOutput, StructureKind
 from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
@@ -137,6 +138,26 @@ def test_a_newcomer_gets_no_slot_that_has_rows_in_flight() -> None:
     assert driver.executor.launched[0].released == (driver.executor.launched[0].started[0].slot,)
     async_driver.run()
     driver.check(request("b", [2], max_tokens=20), request("c", [3], max_tokens=20))
+
+
+@pytest.mark.parametrize("kind", PoolingKind)
+def test_a_prompt_for_a_vector_rides_in_launched_steps(kind: PoolingKind) -> None:
+    asked = [request("a", [1], max_tokens=20), request("b", [2] * 5, max_tokens=0, pooling=Pooling(kind=kind))]
+    driver = Driver(max_num_seqs=4, max_num_batched_tokens=4)
+    async_driver = AsyncDriver(driver)
+    driver.add(asked[0])
+    async_driver.step()
+    driver.add(asked[1])
+
+    found = []
+    for _ in range(3):
+        async_driver.step()
+        found.append([rows.token_ids for rows in driver.executor.launched[0].rows])
+
+    assert found == [[(PLACEHOLDER,), (2, 2, 2)], [(PLACEHOLDER,), (2, 2)], [(PLACEHOLDER,)]]
+    async_driver.run()
+    driver.check(asked[0])
+    assert driver.samples["b", 0].ending == ([], FinishReason.LENGTH, None)
 
 
 def test_a_newcomer_whose_prompt_is_scored_is_admitted_with_nothing_in_flight() -> None:

@@ -86,11 +86,16 @@ def expected(model: Any, prompt: tuple[int, ...], pooling: Pooling) -> Any:
     return (states.mean(dim=0) if pooling.kind is PoolingKind.MEAN else states[-1]).numpy()
 
 
-@pytest.mark.parametrize("model_type, backend", [*((each, "native") for each in FAMILIES), ("llama", "torch")])
-def test_vectors_are_those_of_transformers_beside_chats(tmp_path: Path, model_type: str, backend: str) -> None:
+@pytest.mark.parametrize(
+    "model_type, backend, ahead",
+    [*((each, "native", False) for each in FAMILIES), ("llama", "native", True), ("llama", "torch", False)],
+)
+def test_vectors_are_those_of_transformers_beside_chats(
+    tmp_path: Path, model_type: str, backend: str, ahead: bool
+) -> None:
     model = write_family_model(tmp_path, model_type, FAMILIES[model_type])
     write_tokenizer(tmp_path)
-    settings: dict[str, Any] = SETTINGS | {"backend": backend}
+    settings: dict[str, Any] = SETTINGS | {"backend": backend, "async_scheduling": ahead}
     pair = (tmp_path, tmp_path)
     chats = [each for each in requests() if each.sampling.n == 1][:5]
     alone = answers(build(pair, None, **settings), chats)
@@ -104,6 +109,19 @@ def test_vectors_are_those_of_transformers_beside_chats(tmp_path: Path, model_ty
         for each in chats:
             assert tuple(found[f"tokens {each.request_id}"]) == alone[each.request_id, 0][0]
     assert engine.stats().num_preemptions > preempted
+
+
+def test_steps_launched_ahead_give_the_same_bits(tmp_path: Path) -> None:
+    write_family_model(tmp_path, "llama", FAMILIES["llama"])
+    write_tokenizer(tmp_path)
+    pair = (tmp_path, tmp_path)
+    chats = [each for each in requests() if each.sampling.n == 1][:5]
+    for pooling in POOLINGS:
+        plain = vectors(build(pair, None, async_scheduling=False, **SETTINGS), pooling, chats=chats)
+        found = vectors(build(pair, None, async_scheduling=True, **SETTINGS), pooling, chats=chats)
+        assert found.keys() == plain.keys()
+        for name, each in plain.items():
+            assert (np.array(each) == found[name]).all(), name
 
 
 def test_bits_of_a_vector_depend_on_no_neighbour(tmp_path: Path) -> None:

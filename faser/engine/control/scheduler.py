@@ -694,5 +694,5 @@ def _priority_key(sequence: Sequence) -> PriorityKey:
 
 
 def _owes_scores(sequence: Sequence) -> bool:
-    """Return whether scores of its prompt are still to be read off the forward of a step."""
-    return not sequence.needs_only_logits and sequence.sampling.scores_prompt
+    """Return whether log probabilities of its prompt are still to be read off the forward of a step."""
+    return not sequence.needs_only_logits and sequence.scores_prompt

@@ -17,7 +17,7 @@ last known token is computed again then. So no row is fed by a token that was ne
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, StepPlan, Step
 from faser.engine.execution.drafting.ahead import DraftsAhead, FollowedStep
 from faser.engine.execution.drafting.loop import DraftBatch
 from faser.engine.execution.next_tokens import sampling_rows
+from faser.engine.execution.pooling import Pooler, Vectors
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
@@ -60,7 +61,7 @@ class StepInFlight(LaunchedStep):
     forwarded_s: when the forward was on its way to the device. experts: gives how many experts it reads. known:
     [S] the last known token of each sequence of sampling. drafts: that were launched ahead for it; None: there are
     none. sources: [T] where the target is fed the draft tokens of its rows from, which are theirs then.
-    decided: as `matched` takes it.
+    decided: as `matched` takes it. pooled: of the prompts that it completes.
     """
 
     sampler: Sampler
@@ -72,6 +73,7 @@ class StepInFlight(LaunchedStep):
     drafts: DraftsAhead | None
     sources: Ints
     decided: Bools | None
+    pooled: Vectors
     choice: _Choice = field(default_factory=_Choice)
 
     @property
@@ -89,7 +91,7 @@ class CollectedStep:
     """tokens: of the plan's sequences.
     began_s, ended_s: when the step ran; one that was launched while another one ran begins when that one was
         collected, and one behind drafts when these were there.
-    prepared_s, experts: as in StepResult.
+    prepared_s, experts, pooled: as in StepResult.
     """
 
     tokens: StepTokens
@@ -97,6 +99,7 @@ class CollectedStep:
     ended_s: float
     prepared_s: float
     experts: int
+    pooled: Mapping[int, bytes]
 
 
 class AsyncSteps:
@@ -107,8 +110,9 @@ class AsyncSteps:
 
     _last: StepInFlight  # launched last
 
-    def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, verifier: Verifier, pooler: Pooler) -> None:
         self._verifier = verifier
+        self._pooler = pooler
         self._runner = runner
         self._sampler = sampler
         self._num_in_flight = 0
@@ -130,6 +134,7 @@ class AsyncSteps:
         fed = replace(batch, feedback=feedback)
         _, experts = with_experts_counted(self._runner, plan.rows.samples, lambda: self._runner.forward(fed))
         forwarded_s = time.perf_counter()
+        pooled = self._pooler.of_step(plan.rows, batch.last_rows)
         sampling, numbers = sampling_rows(plan.rows, _sampling(plan.rows), batch)
         self._last = StepInFlight(
             plan=plan,
@@ -143,6 +148,7 @@ class AsyncSteps:
             drafts=drafts,
             sources=sources,
             decided=decided_by(self._verifier, sampling) if plan.num_drafts else None,
+            pooled=pooled,
         )
         if not self._num_in_flight or not self._sampler.follows_output(sampling.slots.tolist()):
             self._choose(self._last)
@@ -191,6 +197,7 @@ class AsyncSteps:
             ended_s=self.collected_s,
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
             experts=launched.experts(),
+            pooled=launched.pooled(),
         )
 
     def choose_next(self) -> None:

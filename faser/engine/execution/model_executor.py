@@ -117,13 +117,13 @@ class ModelExecutor:
         self._next_tokens = NextTokens(
             runner, sampler, self._drafts, verifier=verifier, samples_in_runner=samples_in_runner
         )
-        self._async_steps = AsyncSteps(runner, sampler, verifier)
+        self._pooler = Pooler(runner, max_logit_rows=max_logit_rows)
+        self._async_steps = AsyncSteps(runner, sampler, verifier, self._pooler)
         self._follower = _follower(runner, self._speculation) if samples_in_runner else None
         self._ahead: DraftsAhead | None = None  # for the next step
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
-        self._pooler = Pooler(runner, max_logit_rows=max_logit_rows)
 
     def without_drafter(self) -> "ModelExecutor":
         """An executor over the same model and slots, of whose steps no drafter hears; for slots of its own."""
@@ -251,6 +251,7 @@ class ModelExecutor:
             ended_s=collected.ended_s,
             prepared_s=collected.prepared_s,
             experts=collected.experts,
+            pooled=collected.pooled,
         )
 
     def _gather(self, plan: StepPlan) -> RowBatch:
@@ -276,7 +277,7 @@ class ModelExecutor:
         *,
         prepares: bool = False,
     ) -> StepResult:
-        """Take in what a step sampled, and read the prompt log probabilities off its forward.
+        """Take in what a step sampled, and read prompt log probabilities and vectors off its forward.
 
         ended_s: None: now. prepares: the device had no work until the forward was on its way.
         """
@@ -285,7 +286,7 @@ class ModelExecutor:
         self._keep_states(rows, batch, tokens.counts)
         self._commit(plan.rows.slots, tokens)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
-        pooled = self._pooler.of_step(rows, batch.last_rows)
+        pooled = self._pooler.of_step(rows, batch.last_rows)()
         cut = [before - after for before, after in zip(plan.rows.num_drafts, rows.num_drafts, strict=True)]
         return self._result(
             plan,

@@ -3,6 +3,8 @@
 Owns which sequences ask for one, and the sums of those whose prompts take several steps.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,6 +12,9 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StepRows
 from faser.engine.execution.runner.runner import Runner
+from faser.kernels.interface.graph_capture import Readback
+
+Vectors = Callable[[], dict[int, bytes]]  # [D] float32 of a step's sequences, by position; may wait for the device
 
 
 class Pooler:
@@ -31,14 +36,15 @@ class Pooler:
         self._asking.pop(slot, None)
         self._sums.pop(slot, None)
 
-    def of_step(self, rows: StepRows, last_rows: NDArray[np.int64]) -> dict[int, bytes]:
-        """Return, by position, the vectors [D] float32 of the prompts that the last forward completed.
+    @torch.inference_mode()
+    def of_step(self, rows: StepRows, last_rows: NDArray[np.int64]) -> Vectors:
+        """Start reading the vectors of the prompts that the last forward completed, before the next forward.
 
         last_rows: [S] index of each sequence's last row in the forward.
         """
         if not self._asking:
-            return {}
-        found: dict[int, bytes] = {}
+            return dict
+        reading: list[tuple[list[int], Readback]] = []
         ends: dict[tuple[int, ...], list[int]] = {}
         for at, slot in enumerate(rows.slots):
             if (asked := self._asking.get(slot)) is None:
@@ -49,13 +55,16 @@ class Pooler:
             if pooling.reads_all:
                 self._add(slot, int(last_rows[at]), rows.counts[at])
                 if end == asked.prompt_len:
-                    found[at] = _bytes(self._sums.pop(slot) / end)
+                    reading.append(([at], self._read((self._sums.pop(slot) / end)[None])))
             elif end == asked.prompt_len:
                 ends.setdefault(pooling.token_ids, []).append(at)
         for token_ids, positions in ends.items():
-            values = self._at(last_rows[positions], token_ids)
-            found |= {at: _bytes(row) for at, row in zip(positions, values, strict=True)}
-        return found
+            reading.append((positions, self._read(self._at(last_rows[positions], token_ids))))
+        return lambda: {
+            at: row.tobytes()
+            for positions, values in reading
+            for at, row in zip(positions, values.wait()[0], strict=True)
+        }
 
     def _add(self, slot: int, last_row: int, count: int) -> None:
         """Add the states of a sequence's rows to its sum."""
@@ -70,6 +79,5 @@ class Pooler:
         parts = np.split(rows, range(self._max_logit_rows, len(rows), self._max_logit_rows))
         return torch.cat([self._runner.logits(part)[:, list(token_ids)] for part in parts])
 
-
-def _bytes(values: Tensor) -> bytes:
-    return values.float().numpy(force=True).tobytes()
+    def _read(self, values: Tensor) -> Readback:
+        return self._runner.read_back(values.float())

@@ -11,6 +11,7 @@ import torch
 
 from faser.engine.contract.plan import PLACEHOLDER, LaunchedStep, SequenceRows, StepPlan, StepRows
 from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.execution.pooling import Pooler
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.rows import DraftLayout, StepTokens
@@ -116,7 +117,8 @@ def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
 def make(given: NoSampler | None = None) -> tuple[AsyncSteps, CountingRunner]:
     runner = CountingRunner()
     sampler = cast("Sampler", given or NoSampler())
-    return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler)), runner
+    pooler = Pooler(cast("Runner", runner), max_logit_rows=1)
+    return AsyncSteps(cast("Runner", runner), sampler, SampleAndMatch(sampler), pooler), runner
 
 
 def launch(steps: AsyncSteps, plan: StepPlan, began_s: float = 0.0) -> LaunchedStep:
