@@ -4,8 +4,7 @@ Oracle: PEFT over transformers, in float32: each token of an answer is the likel
 before it. Four adapters and the model itself take turns in two adapter slots; prompts are the same with each of
 them, so that a prefix or a past answer of another adapter would be found; the pool is too small for all.
 
-Planted bugs that these tests have caught: prefixes keyed by the salt alone; a scale left out; the slot of a
-neighbour's adapter; factors of the layer before.
+Planted bug that these tests have caught: prefixes keyed by the salt alone, so that another adapter finds them.
 """
 
 import warnings
@@ -179,13 +178,11 @@ def test_answers_are_those_of_peft(worlds: Callable[[str], World], name: str) ->
     assert len(set(same_prompt)) == 4, "adapters that change no token would prove nothing"
 
 
-# Every family and every kind of drafter once or more; all pairs of them with --full.
+# Every kind of drafter and every backend; all pairs of them with the families with --full.
 _RUNS = [
-    *(("llama", each, "native") for each in DRAFTERS),
-    ("llama", "text", "torch"),
-    ("qwen2", "text", "native"),
-    ("qwen3", "draft_model", "native"),
-    ("phi3", "eagle3", "native"),
+    *(("llama", each, "native") for each in ("text", "draft_model", "eagle3")),
+    ("qwen2", "ngram", "torch"),
+    ("phi3", "off", "native"),
 ]
 _LONGER = [(name, each, backend) for name in FAMILIES for each in DRAFTERS for backend in ("native", "torch")]
 

@@ -133,7 +133,7 @@ class TritonRoom:
 
 
 class TritonAdapters:
-    """See Adapters. AdapterRows are slots of rows, [R] int64 on the device."""
+    """Implements Adapters. AdapterRows are slots of rows, [R] int64 on the device."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

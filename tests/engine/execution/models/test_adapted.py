@@ -49,7 +49,8 @@ def some_lora(decoder: Decoder, seed: int, rank: int = 4, only: str = "") -> Lor
     shapes = {part.name: part.shape for product in decoder.adapted for part in product.parts if only in part.name}
 
     def random(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator) * (0.5 / size[-1] ** 0.5)
+        found: Tensor = torch.randn(size, generator=generator) * (0.5 / size[-1] ** 0.5)
+        return found
 
     return {name: (random(rank, depth), random(rows, rank)) for name, (rows, depth) in sorted(shapes.items())}
 
