@@ -54,8 +54,9 @@ class _Layout(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, layout: RowLayout) -> "_Layout":
         parts = (layout.query_start, layout.seq_len, layout.positions, layout.block_table)
+        query_start, seq_len, positions, block_table = (_Numbers.of(each.numpy()) for each in parts)
         adapters = None if layout.adapters is None else _Numbers.of(layout.adapters.numpy())
-        return cls(*(_Numbers.of(each.numpy()) for each in parts), adapters)
+        return cls(query_start, seq_len, positions, block_table, adapters)
 
     def layout(self) -> RowLayout:
         return RowLayout(
