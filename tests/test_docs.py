@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 GENERATED = {"api.md", "cli.md", "models.md"}
-MOST_WORDS = 40_000
+MOST_WORDS = 41_000
 
 
 def anchors(text: str) -> set[str]:

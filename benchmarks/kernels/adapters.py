@@ -133,7 +133,3 @@ class _Model:
         decoder.run_layers(hidden, 0, decoder.spec.num_layers, self._cache, plan, adapted=adapted)
         decoder.logits(hidden)
         return time.perf_counter() - began
-
-
-if __name__ == "__main__":
-    main()

@@ -105,7 +105,3 @@ def timed(arms: dict[str, PagedModel], rounds: int) -> dict[str, dict[str, float
         ratios = [one / other for one, other in zip(seconds["bfloat16"], seconds["int8"], strict=True)]
         found[step]["ratio"] = round(statistics.median(ratios), 2)
     return found
-
-
-if __name__ == "__main__":
-    main()

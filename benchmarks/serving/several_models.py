@@ -163,7 +163,3 @@ def _summary(rounds: Sequence[Json]) -> Json:
         ]
         for arm in ARMS
     }
-
-
-if __name__ == "__main__":
-    main()
