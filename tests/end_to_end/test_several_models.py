@@ -1,7 +1,6 @@
 """A real server with two seeded models and a damaged one, of which one may be loaded at a time.
 
-Oracle: each model alone; the two have other weights, so they say other things. Planted bugs that these tests have
-caught: a request that is answered by the model that happens to be loaded; a busy model that is evicted.
+Oracle: each model alone; the two have other weights, so they say other things.
 """
 
 import signal

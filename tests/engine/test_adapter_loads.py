@@ -1,9 +1,6 @@
 """Requests wait for their adapters off the step loop, and come to an end whatever becomes of these.
 
-The worker's own code takes the messages; only files, the model and the clock are fakes. Planted bugs that these
-tests have caught: requests of a failed load that nobody rejects; an adapter that leaves while a request waits for
-rows with it; a load for each request in place of one for each adapter; an aborted request that is added all the
-same.
+The worker's own code takes the messages; only files, the model and the clock are fakes.
 """
 
 import random

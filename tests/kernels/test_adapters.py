@@ -1,7 +1,7 @@
 """Adapters of every backend. Oracle: the weights W + B A, in float64, of each row by itself.
 
 Planted bugs that these tests have caught: the adapter of the neighbour row; the columns of a part one panel off;
-inputs of the second part read from those of the first; runs of one adapter taken for one run.
+inputs of the second part read from those of the first.
 """
 
 from dataclasses import dataclass

@@ -2,9 +2,6 @@
 
 Oracles: each sample alone, whose tokens depend on its adapter; the executor's memory, in which keys and values
 depend on it too; the invariants after every operation.
-
-Planted bugs that these tests have caught, besides those below: a placement that does not evict the slot's old
-adapter from the records; a reserved slot that any newcomer takes; a reservation that outlives its sequence.
 """
 
 import random

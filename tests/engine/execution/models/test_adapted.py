@@ -1,6 +1,7 @@
 """A decoder whose rows have adapters gives what a model with merged weights, W + B A, gives.
 
-Planted bugs that these tests have caught: see the end of the docstrings of each.
+Planted bugs that these tests have caught: the neighbour's rows; columns of a part one panel off; orders of rows
+ignored; a scale of twice its size.
 """
 
 from collections.abc import Mapping

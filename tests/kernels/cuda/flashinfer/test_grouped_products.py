@@ -1,7 +1,6 @@
 """Products of weights with scales of blocks are those of the Triton kernel by whichever way was chosen.
 
-Bugs these tests have been seen to catch: FlashInfer's product for blocks that it does not take; its result
-without the residual; rows of another product.
+A bug that these tests have been seen to catch: FlashInfer's product for blocks that it does not take.
 """
 
 import inspect

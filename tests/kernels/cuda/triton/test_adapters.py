@@ -1,7 +1,7 @@
 """Adapters by Triton: each row gets what its own adds. Oracle: float64, as in tests/kernels/test_adapters.py.
 
-Planted bugs that these tests have caught: a stretch of inputs left out; the ranks of the first part for all; a
-tile that stops after its first adapter.
+Planted bugs that these tests have caught: a stretch of inputs left out; the ranks of the first part for all;
+the neighbour's rows.
 """
 
 import pytest

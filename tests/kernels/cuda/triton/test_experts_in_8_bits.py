@@ -1,6 +1,6 @@
 """Triton's mixtures with weights in 8-bit floats, against those of the numbers that they stand for.
 
-Bugs these tests have been seen to catch: the scales of the next expert, of gate for up, of the group beside, none.
+Bugs these tests have been seen to catch: the scales of the next expert, of gate for up, of the group beside.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Products of weights with scales of groups are those of float64, however the rows are cut.
 
-Bugs these tests have been seen to catch: the scale of the group beside, of the rows below, and left out; the
-scales of gate for up; a residual lost; in few rows, those of a lane for the next one.
+Bugs these tests have been seen to catch: the scale of the group beside, and of the rows below; the scales of gate
+for up; in few rows, those of a lane for the next one.
 """
 
 import pytest
