@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from faser import LLM, PoolingParams
+from faser import LLM, LoRARequest, PoolingParams
 from faser.errors import RequestError
 
 TEXTS = ["the cat sat on the mat", "a", "on the mat the cat"]
@@ -143,8 +143,8 @@ def test_what_a_model_cannot_is_refused_by_name(model: LLM, judge: LLM) -> None:
         model.classify("a")
     with pytest.raises(RequestError, match=r"LLM\.reward is not supported"):
         model.reward("a")
-    with pytest.raises(RequestError, match="`lora_request` is not supported"):
-        model.embed("a", lora_request=1)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="enable_lora=True"):
+        model.embed("a", lora_request=LoRARequest("one", 1, "/a"))
     with pytest.raises(RequestError, match="data_1 has 2 texts and data_2 3"):
         model.score(["a", "b"], TEXTS)
     with pytest.raises(RequestError, match="dimensions is for embed and encode"):

@@ -317,7 +317,7 @@ class Metrics(EngineObserver):
         named = (",".join(stats.waiting_adapters), ",".join(stats.running_adapters))
         if named != self._named_adapters:
             self._named_adapters = named
-            self._adapters(str(self._max_loras), *named, value=time.time())
+            self._adapters(str(self._max_loras), *named, value=int(time.time()))
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
         if stats.audit is not None:

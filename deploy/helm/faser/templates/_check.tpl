@@ -47,7 +47,7 @@
 {{- define "faser.checkTypes" -}}
 {{- $device := .Values.engine.device | trimSuffix (regexFind ":[0-9]+$" .Values.engine.device) -}}
 {{- $homes := dict
-  "quantization" (dict "fp8" "cuda" "gguf" "cpu" "int8" "cpu" "int4" "cpu")
+  "quantization" (dict "fp8" "cuda")
   "kvCacheDtype" (dict "fp8" "cuda" "int8" "cpu") -}}
 {{- if and (has $device (list "cpu" "cuda")) (not (regexMatch "--backend[= ]torch" (join " " .Values.engine.extraArgs))) -}}
 {{- range $name, $home := $homes -}}

@@ -103,7 +103,7 @@ def test_a_gguf_file_of_the_same_blocks_gives_the_same_bits(stored: Path, tmp_pa
 
 def test_a_backend_without_low_bit_products_dequantises(stored: Path, caplog: pytest.LogCaptureFixture) -> None:
     backend = TorchBackend()
-    backend.has_low_bit = False
+    backend.has_low_bit = backend.has_low_bit_experts = False
     with caplog.at_level(logging.WARNING, "faser"):
         found = load(stored, backend=backend).prefill(TOKENS, ())
     assert "is quantised (mxfp4) and the torch backend has no low-bit products" in caplog.text

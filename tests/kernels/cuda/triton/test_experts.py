@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
             mixture.logits(x).to(DEVICE), torch.ones_like(x).to(DEVICE), mixture.read,
             top_k=3, renormalise=True, activation="silu",
         )  # fmt: skip
-    with pytest.raises(EngineError, match=r"down has shape \(136, 72\); the kernel needs \(128, 72\)"):
+    with pytest.raises(EngineError, match=r"gate_up has shape \(144, 136\); the kernel needs \(144, 128\)"):
         experts(
             mixture.weights, x[:, :128].contiguous().to(DEVICE), mixture.logits(x).to(DEVICE),
             torch.ones(2, 128, dtype=x.dtype, device=DEVICE), mixture.read,
