@@ -98,6 +98,7 @@ def test_a_model_that_streams_stays_until_it_has_finished(server: Server, client
     assert states(server)["one"] == "unloaded"
 
 
+@pytest.mark.full
 def test_a_damaged_model_says_what_is_wrong_and_others_go_on(server: Server, client: openai.OpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match=r"'cut-off' cannot be loaded: .*model\.safetensors"):
@@ -124,6 +125,7 @@ def test_a_killed_engine_is_started_again_with_the_same_model(server: Server, cl
     assert states(server)["two"] == "loaded"
 
 
+@pytest.mark.full
 def test_models_come_and_go_without_a_trace(server: Server, client: openai.OpenAI) -> None:
     """No process is left, and the front-end does not grow."""
     front_end, sizes = psutil.Process(server.process.pid), []
@@ -138,6 +140,7 @@ def test_models_come_and_go_without_a_trace(server: Server, client: openai.OpenA
     assert len(engines(server)) == 1
 
 
+@pytest.mark.full
 def test_the_server_drains_while_one_model_streams_and_another_waits(models_dir: Path, folder: Path) -> None:
     named = [word for name in ("one", "two") for word in ("--model", str(models_dir / name))]
     server = start(None, folder, *named, *_FLAGS)
@@ -172,6 +175,7 @@ def test_the_server_drains_while_one_model_streams_and_another_waits(models_dir:
         end(server)
 
 
+@pytest.mark.full
 def test_a_preloaded_model_that_is_damaged_ends_the_server(models_dir: Path, folder: Path) -> None:
     server = start(None, folder, "--models-dir", str(models_dir), "--models-preload", "cut-off", *_FLAGS)
     try:
@@ -182,6 +186,7 @@ def test_a_preloaded_model_that_is_damaged_ends_the_server(models_dir: Path, fol
         end(server)
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_server_that_still_loads(models_dir: Path, folder: Path) -> None:
     server = start(None, folder, "--models-dir", str(models_dir), "--models-preload", "one", *_FLAGS)
     try:

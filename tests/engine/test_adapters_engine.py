@@ -178,10 +178,10 @@ def test_answers_are_those_of_peft(worlds: Callable[[str], World], name: str) ->
     assert len(set(same_prompt)) == 4, "adapters that change no token would prove nothing"
 
 
-# Every kind of drafter and every backend; all pairs of them with the families with --full.
+# Every kind of drafter; with --full all pairs of them with families, on the torch backend too.
 _RUNS = [
     *(("llama", each, "native") for each in ("text", "draft_model", "eagle3")),
-    ("qwen2", "ngram", "torch"),
+    ("qwen2", "ngram", "native"),
     ("phi3", "off", "native"),
 ]
 _LONGER = [(name, each, backend) for name in FAMILIES for each in DRAFTERS for backend in ("native", "torch")]

@@ -69,6 +69,7 @@ def test_nothing_is_rounded_when_codes_are_packed(name: str) -> None:
     assert torch.equal(lines_of(matrix, numbers, lines[:4]).double(), wanted[numbers])
 
 
+@pytest.mark.full(but=("Q4_K", "Q6_K", "MXFP4", "awq", "8 bits"))
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_few_rows_and_any_number_of_rows_are_those_of_float64(name: str) -> None:
     matrix, wide = packed(name)
