@@ -110,7 +110,17 @@ def _servers(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[d
             return
         adapter = folder / "adapter.gguf"
         random_adapter(adapter, model, rank=given.rank, seed=0)
-        common = (str(given.llama_server), "-m", str(model), "-np", "16", "-c", str(16 * 2048), "--no-webui")
+        common = (
+            str(given.llama_server),
+            "-m",
+            str(model),
+            "-np",
+            "16",
+            "-c",
+            str(16 * 2048),
+            "--no-webui",
+            "--metrics",
+        )
         with (
             _llama_server(_LLAMA, common, folder) as plain,
             _llama_server(_LLAMA_LORA, (*common, "--lora", str(adapter)), folder) as with_lora,
