@@ -99,7 +99,7 @@ class AdapterLoads:
         self._max_loaded = max_loaded
         self._now = now
         self._loaded: OrderedDict[str, None] = OrderedDict()  # digests, least recently used first
-        self._unwanted: set[str] = set()  # of these: leave as soon as nobody uses them
+        self._unwanted: set[str] = set()  # of these: leave as soon as no request uses them
         self._queued: dict[str, _Load] = {}  # by digest, in the order of their arrival
         self._reading: _Load | None = None
         self._turns: dict[str | None, int] = {}  # number of each tenant's last load, since the queue was empty
@@ -145,7 +145,7 @@ class AdapterLoads:
     def ended(self, read: AdapterRead) -> LoadEnded:
         """An adapter has been read; its requests are held no more."""
         load, self._reading = self._reading, None
-        assert load is not None, "an adapter was read that nobody asked for"
+        assert load is not None, "an adapter was read that no request asked for"
         if not self._queued:
             self._turns.clear()
         if read.error is None:
@@ -202,7 +202,7 @@ class AdapterLoads:
         return self._queued.setdefault(adapter.digest, _Load(adapter))
 
     def _let_go(self, load: _Load, held: HeldRequest) -> None:
-        """Hold a request no more; nothing is read for nobody."""
+        """Hold a request no more; an adapter that no other request wants is not read."""
         load.held.remove(held)
         if not load.held and not load.ahead and load is not self._reading:
             del self._queued[load.adapter.digest]

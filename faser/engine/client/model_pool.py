@@ -427,7 +427,7 @@ class ModelPool(Generic[App]):
                 waiter.set_exception(error)
 
     async def _make_room(self, model: PooledModel[App], needed: int) -> bool:
-        """Reserve memory for a model; others leave for it. False: nobody waits for it any more.
+        """Reserve memory for a model; others leave for it. False: no request waits for it any more.
 
         Raises ConfigError for a model that does not fit alone.
         """

@@ -172,5 +172,5 @@ class AdapterSlots:
             self._draining = min(range(len(self._holders)), key=lambda slot: self._holders[slot])
 
     def _settle(self) -> None:
-        """Nobody waits for a slot, as far as is known."""
+        """Forget the sequence that waits for a slot: it has one, or has left."""
         self._passed, self._num_overtaken, self._draining = None, 0, None

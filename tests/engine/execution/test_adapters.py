@@ -242,4 +242,7 @@ def test_values_that_are_no_numbers_are_refused(
 def test_loading_twice_keeps_the_first(tiny: tuple[PagedModel, AdapterStore], tmp_path: Path) -> None:
     _, store = tiny
     adapter = loaded(store, write_adapter(tmp_path / "a"))
+    packed = store._packed[adapter.digest]
     store.load_adapter(replace(adapter, name="another", path="/nowhere"))
+    assert store._packed == {adapter.digest: packed}
+    assert store._packed[adapter.digest] is packed

@@ -19,7 +19,7 @@ from faser.types.pooling import PoolingKind
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
-_EVERY = 3  # the first of so many layers sees everything
+_EVERY = 3  # of as many layers the first one attends to all positions
 _NAMES = EncoderNames(
     word="embeddings.tok_embeddings",
     embedding_norm="embeddings.norm",
