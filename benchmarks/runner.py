@@ -43,22 +43,29 @@ def interleaved(
     rounds: int,
     run: Callable[[Mapping[str, Any], str, int], T],
     *,
+    seconds: float = float("inf"),
     after_round: Callable[[list[Cell[T]]], object] = lambda _cells: None,
 ) -> list[Cell[T]]:
     """Every arm in every setting in every round, with a progress bar.
 
-    run: is given the setting, the arm and the number of the round. after_round: is given the cells so far.
+    run: is given the setting, the arm and the number of the round. seconds: no round after the first begins that
+    would end later than this, if it took as long as the longest one. after_round: is given the cells so far.
     """
     cells: list[Cell[T]] = [Cell(labels=labels, runs={arm: [] for arm in arms}) for labels in settings]
+    began_s = ended_s = time.monotonic()
+    longest_s = 0.0
     with runs_bar() as bar:
         task = bar.add_task("", total=rounds * len(cells) * len(arms))
         for number in range(rounds):
+            if ended_s + longest_s - began_s > seconds:
+                break
             for cell in cells:
                 for arm in in_turn(arms, number):
                     bar.update(task, description=f"{', '.join(map(str, cell.labels.values()))}: {arm}")
                     cell.runs[arm].append(run(cell.labels, arm, number))
                     bar.advance(task)
             after_round(cells)
+            longest_s, ended_s = max(longest_s, time.monotonic() - ended_s), time.monotonic()
             if bar.disable:
                 print(f"round {number + 1} of {rounds} is over", file=sys.stderr, flush=True)
     return cells

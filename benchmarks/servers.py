@@ -26,6 +26,7 @@ from benchmarks.prompts import Prompt
 
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 600.0
+HELLO = Prompt(question_id=0, category="warm-up", text="Say hello.")
 _POLL_S = 0.1
 _KILL_TIMEOUT_S = 20.0
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -44,6 +45,11 @@ class Recipe:
     base_url: str
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The command for a result: folders of this machine are not named in it."""
+        return " ".join("=".join(Path(part).name for part in each.split("=")) for each in self.command)
 
 
 class Server:
@@ -171,17 +177,21 @@ def faser_recipe(name: str, flags: Sequence[str], folder: Path, *program: str) -
 def frozen_servers(
     arms: Mapping[str, Sequence[str]], folder: Path, most_at_once: int
 ) -> Iterator[dict[str, Server]]:
-    """A server for each arm, by its flags; it has answered most_at_once short requests, and is frozen."""
-    asking = Asking(concurrency=most_at_once, temperature=0, ignore_eos=True, max_tokens=32, salt="warm-up")
-    hello = Prompt(question_id=0, category="warm-up", text="Say hello.")
+    """A server for each arm, as frozen_server makes it of its flags."""
     with contextlib.ExitStack() as stack:
-        servers = {}
-        for arm, flags in arms.items():
-            servers[arm] = stack.enter_context(Server(faser_recipe(arm, flags, folder)))
-            servers[arm].wait_until_healthy()
-            ask_all(servers[arm].url, [hello] * most_at_once, asking)
-            servers[arm].freeze()
-        yield servers
+        recipes = {arm: faser_recipe(arm, flags, folder) for arm, flags in arms.items()}
+        yield {arm: stack.enter_context(frozen_server(each, most_at_once)) for arm, each in recipes.items()}
+
+
+@contextlib.contextmanager
+def frozen_server(recipe: Recipe, most_at_once: int) -> Iterator[Server]:
+    """A server that has answered most_at_once short requests, and is frozen."""
+    asking = Asking(concurrency=most_at_once, temperature=0, ignore_eos=True, max_tokens=32, salt="warm-up")
+    with Server(recipe) as server:
+        server.wait_until_healthy()
+        ask_all(server.url, [HELLO] * most_at_once, asking)
+        server.freeze()
+        yield server
 
 
 def free_port() -> int:
@@ -297,7 +307,7 @@ class WatchedServer(Server):
 class Asking:
     """Form of a run's requests. salt: of the prefix cache and of the corpus of past answers, for all of them.
 
-    models: that requests name in turn; empty: they name none.
+    in_turn: further fields, of which each request has one set, in turn; empty: none has any.
     """
 
     concurrency: int
@@ -305,13 +315,12 @@ class Asking:
     ignore_eos: bool
     max_tokens: int
     salt: str
-    models: tuple[str, ...] = ()
+    in_turn: tuple[Mapping[str, Any], ...] = ()
 
     def body(self, prompt: Prompt, number: int = 0) -> dict[str, Any]:
         """The request with this number. Its seed is the question's, so that every arm samples the same answer."""
-        named = {"model": self.models[number % len(self.models)]} if self.models else {}
         return {
-            **named,
+            **(self.in_turn[number % len(self.in_turn)] if self.in_turn else {}),
             "messages": [{"role": "user", "content": prompt.text}],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

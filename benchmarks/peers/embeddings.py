@@ -5,9 +5,9 @@
 
 Every round asks each system for the vectors of the same texts: of all in one request, and of single texts one by
 one. The texts are real prompts of mixed lengths, other ones in each round; long ones are cut. The system under
-measurement runs, the others are frozen. Vectors are compared with FASER's by their cosine. Processor seconds are
-there for machines that do other work meanwhile. sentence-transformers gets the file's weights in bfloat16 or
-float32, which it computes faster than packed ones.
+measurement runs, the others are frozen. Nothing is timed unless the vectors of all systems have a cosine of
+--least-cosine with those of the first one. Processor seconds are there for machines that do other work meanwhile.
+sentence-transformers gets the file's weights in bfloat16 or float32, which it computes faster than packed ones.
 """
 
 import base64
@@ -35,6 +35,7 @@ FASER = "faser"
 _SYSTEMS = (FASER, "sentence-transformers", "llamacpp")
 _MAX_TOKENS = 2048
 _SINGLE = 8  # texts that are asked for one by one
+_CHECKED = 16  # texts whose vectors are compared before anything is timed
 _TIMEOUT_S = 1800.0
 
 
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-chars", type=int, default=2000, help="of a text [%(default)s]")
     parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--cores", type=int, default=2, help="[%(default)s]")
+    parser.add_argument("--least-cosine", type=float, default=0.999, help="[%(default)s]")
     parser.add_argument("--faser-args", default="", help="more flags for `faser serve`, as one string")
     parser.add_argument("--st-dtype", default="bfloat16", help="of sentence-transformers [%(default)s]")
     parser.add_argument("--st-batch", type=int, default=8, help="texts of its batches [%(default)s]")
@@ -84,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = [each.text[: given.most_chars] for each in load_prompts(given.prompts)]
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(_started(recipe)) for name, recipe in recipes.items()}
+        check(
+            {name: _vectors(name, server, texts[:_CHECKED]) for name, server in servers.items()},
+            given.least_cosine,
+        )
 
         def run(_: Mapping[str, Any], name: str, number: int) -> Found:
             return _round(name, servers, _taken(texts, number, given.texts), number)
@@ -94,14 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, row in rows.items():
         print(f"{name:24} {row}")
     head = about("peers.embeddings", arguments or sys.argv[1:], cores)
-    commands = {name: " ".join(Path(each).name for each in recipe.command) for name, recipe in recipes.items()}
     write_json(
         given.out,
         {
             **head,
             "model": given.model.name,
             "weights": llamacpp.contents(given.model),
-            "commands": commands,
+            "commands": {name: recipe.shown for name, recipe in recipes.items()},
             "systems": rows,
         },
     )
@@ -110,6 +115,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _taken(texts: Sequence[str], number: int, count: int) -> list[str]:
     return [texts[(number * count + at) % len(texts)] for at in range(count)]
+
+
+def check(vectors: Mapping[str, Any], least: float) -> None:
+    """Compare the vectors [N, D] of all systems with those of the first one, by their cosine.
+
+    Raises ValueError that names the system, the text and the cosine, where one is below `least`.
+    """
+    (first, wanted), *others = vectors.items()
+    for name, found in others:
+        cosines = _cosines(wanted, found)
+        at = int(cosines.argmin())
+        print(f"least cosine of {name} with {first}: {cosines[at]:.5f}", flush=True)
+        if not cosines[at] >= least:
+            raise ValueError(
+                f"the vectors of text {at} by {name} and {first} have a cosine of {cosines[at]:.4f}, below {least}"
+            )
+
+
+def _cosines(one: Any, other: Any) -> Any:
+    """Return the cosine of each pair of rows, [N]."""
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return (one * other).sum(axis=1) / lengths
 
 
 def _summary(found: Sequence[Found], runs: Mapping[str, Sequence[Found]]) -> dict[str, Any]:
@@ -126,11 +153,7 @@ def _summary(found: Sequence[Found], runs: Mapping[str, Sequence[Found]]) -> dic
         ),
         "cpu_s": round(statistics.median(each.batch_cpu_s for each in found), 2),
         "least_cosine": round(
-            min(
-                float((one.vectors * each.vectors).sum(axis=1).min())
-                for one, each in zip(mine, found, strict=True)
-            ),
-            5,
+            min(float(_cosines(one.vectors, each.vectors).min()) for one, each in zip(mine, found, strict=True)), 5
         ),
         "others_cores": round(max(each.others for each in found), 2),
         "rounds": [[round(each.batch_s, 3), [round(one, 4) for one in each.single_s]] for each in found],
@@ -139,28 +162,37 @@ def _summary(found: Sequence[Found], runs: Mapping[str, Sequence[Found]]) -> dic
 
 def _round(name: str, servers: Mapping[str, Server], texts: Sequence[str], number: int) -> Found:
     server = servers[name]
-    with server.awake(), httpx.Client(base_url=server.url, timeout=_TIMEOUT_S, trust_env=False) as http:
-        extra = {"model": "bench", **({"cache_salt": f"{number}"} if name == FASER else {})}
-
-        def ask(given: Sequence[str]) -> tuple[float, Any]:
-            began_s = time.perf_counter()
-            answer = http.post("/v1/embeddings", json={"input": list(given), "encoding_format": "base64", **extra})
-            took_s = time.perf_counter() - began_s
-            data = sorted(answer.raise_for_status().json()["data"], key=lambda each: each["index"])
-            return took_s, np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
-
-        ask(["Hello."])
+    with server.awake(), _client(server) as http:
+        _ask(http, name, ["Hello."], "hello")
         busy_before_s, began_s = busy_s(list(servers.values())), time.perf_counter()
         before_s = server.cpu_s()
-        batch_s, vectors = ask(texts)
+        batch_s, vectors = _ask(http, name, texts, f"{number}")
         batch_cpu_s = server.cpu_s() - before_s
-        if name == FASER:
-            extra["cache_salt"] = f"{number}/single"
-        single = tuple(ask([each])[0] for each in texts[:_SINGLE])
+        single = tuple(_ask(http, name, [each], f"{number}/single")[0] for each in texts[:_SINGLE])
         others = (busy_s(list(servers.values())) - busy_before_s) / (time.perf_counter() - began_s)
     return Found(
         batch_s=batch_s, batch_cpu_s=batch_cpu_s, single_s=single, vectors=vectors, others=max(0.0, others)
     )
+
+
+def _vectors(name: str, server: Server, texts: Sequence[str]) -> Any:
+    with server.awake(), _client(server) as http:
+        return _ask(http, name, texts, "check")[1]
+
+
+def _client(server: Server) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=_TIMEOUT_S, trust_env=False)
+
+
+def _ask(http: httpx.Client, name: str, texts: Sequence[str], salt: str) -> tuple[float, Any]:
+    """Return the seconds of one request, and the vectors [N, D]. salt: of FASER's prefix cache."""
+    extra = {"cache_salt": salt} if name == FASER else {}
+    body = {"model": "bench", "input": list(texts), "encoding_format": "base64", **extra}
+    began_s = time.perf_counter()
+    answer = http.post("/v1/embeddings", json=body)
+    took_s = time.perf_counter() - began_s
+    data = sorted(answer.raise_for_status().json()["data"], key=lambda each: each["index"])
+    return took_s, np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
 
 
 @contextlib.contextmanager

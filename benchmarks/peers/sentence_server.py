@@ -19,11 +19,21 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 
 def load(model: Path, dtype: str, max_tokens: int) -> Any:
-    """Return the model; a plain checkpoint gets pooling of the last token and a norm."""
+    """Return the model; a plain checkpoint gets pooling of the last token and a norm.
+
+    A tokenizer with a chat template would make the library render every text as a message, which no other system
+    does; so the model is said to take plain texts only.
+    """
     weights: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if (model / "modules.json").exists():
         return SentenceTransformer(str(model), device="cpu", model_kwargs=weights)
-    transformer = Transformer(str(model), max_seq_length=max_tokens, model_kwargs=weights)
+    transformer = Transformer(
+        str(model),
+        processor_kwargs={"model_max_length": max_tokens},
+        model_kwargs=weights,
+        modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        module_output_name="token_embeddings",
+    )
     tokenizer = transformer.tokenizer
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)

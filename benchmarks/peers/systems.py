@@ -163,16 +163,21 @@ def _vllm(conditions: Conditions) -> System:
             *("-m", "vllm.entrypoints.cli.main", "serve", str(conditions.model)),
             *_common_flags(conditions),
         ),
-        environment={
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": _VLLM_KV_GIB,
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in conditions.cores),
-            "VLLM_CACHE_ROOT": str(conditions.directory.absolute() / "vllm-cache"),
-            "VLLM_NO_USAGE_STATS": "1",
-        },
+        environment=vllm_environment(conditions.cores, conditions.directory),
         request_model=_SERVED_NAME,
         full_length=_OPENAI_FULL_LENGTH,
     )
+
+
+def vllm_environment(cores: Sequence[int], directory: Path) -> dict[str, str]:
+    """Return the variables of vLLM's server: a thread on each core, and what it compiles kept below directory."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": _VLLM_KV_GIB,
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CACHE_ROOT": str(directory.absolute() / "vllm-cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
 
 
 def _transformers(conditions: Conditions) -> System:

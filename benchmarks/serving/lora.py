@@ -1,30 +1,37 @@
 """Price of LoRA adapters: tokens a second with none, one and eight of them, and gaps while another one is loaded.
 
-    python -m benchmarks serving.lora QUESTIONS.jsonl OUT.json [--model MODEL] [--rank 16] [--rounds 5]
-        [--concurrency 1,4,16] [--max-tokens 64] [--loads 5] [--stream-tokens 256] [--server-args 'FLAGS']
-        [--llama-server PATH]
+    python -m benchmarks serving.lora QUESTIONS.jsonl OUT.json [--model MODEL] [--rank 16] [--minutes 4]
+        [--concurrency 1,16] [--max-tokens 64] [--loads 3] [--server-args 'FLAGS']
+        [--llama-server PATH] [--vllm PYTHON]
 
 Adapters are random, of all linear layers, and small. Two servers with the same flags, one with --enable-lora and
 eight adapters, take turns; the idle one is frozen. Arms: `off`, the server that knows no adapters; `none`, the
 other one, whose requests name the model; `one`, all requests name one adapter; `eight`, they name eight in turn.
 Nothing is drafted, since adapters change what the model says and so what drafts bring. Answers have --max-tokens
-tokens, a run has a cache_salt of its own, rates are medians over rounds, ratios are over `off` in the same round.
+tokens, a run has a cache_salt of its own, and every server answers a short request before the clock runs. Rounds
+go on for about --minutes; rates and ratios are medians over rounds, ratios are over the same system's arm without
+adapters in the same round.
 
 Then eight streams of eight adapters run, and a ninth adapter is loaded by a client, as many times as --loads says:
 the largest gap between two tokens of a stream while it is loaded, and in as many tokens before.
 
---llama-server measures llama.cpp too, with --lora and without, on MODEL, which must be a GGUF file then.
+--llama-server measures llama.cpp too, on MODEL, which must be a GGUF file then: one server with eight adapters by
+--lora, whose requests choose by their field `lora`. --vllm measures vLLM's CPU build too, installed by
+peers.setup: a server without adapters and one with eight. MODEL must be a checkpoint in bfloat16 then
+(models.bfloat16_checkpoint).
 """
 
 import argparse
 import asyncio
+import os
 import shlex
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,51 +40,97 @@ import httpx
 from benchmarks.cells import Cell, Spread
 from benchmarks.models.random_adapter import random_adapter
 from benchmarks.peers.load import Exchange, Target, closed_loop
+from benchmarks.peers.systems import vllm_environment
 from benchmarks.prompts import Prompt, load_prompts, take
 from benchmarks.runner import about, command_line, interleaved, numbers, write_json
-from benchmarks.servers import Asking, Run, Server, ask_all, faser_recipe, frozen_servers
+from benchmarks.servers import HELLO, Asking, Recipe, Run, Server, ask_all, faser_recipe, frozen_server
 from faser.config.environment import cache_dir
+from faser.engine.checkpoints.files import gguf_file
 from faser.engine.checkpoints.source import resolve
 
 _NAMES = tuple(f"adapter-{number}" for number in range(8))
 _NINTH = "ninth"
-OFF, NONE, ONE, EIGHT = "off", "none", "one", "eight"
-ARMS = {OFF: (), NONE: (), ONE: _NAMES[:1], EIGHT: _NAMES}
-_LLAMA, _LLAMA_LORA = "llama.cpp", "llama.cpp --lora"
-_COMMON = ("--speculative-policy", "off", "--max-num-seqs", "16", "--served-model-name", "model")
-_REQUESTS = {1: 4, 4: 12}  # of a run, by requests at once; of others twice as many
+_MAX_MODEL_LEN, _MOST_AT_ONCE = 2048, 16
+_REQUESTS = {1: 2, 4: 8}  # of a run, by requests at once; of others one wave
+_BY_NAME = tuple({"model": name} for name in _NAMES)
+_BY_NUMBER = tuple({"lora": [{"id": number, "scale": 1.0}]} for number in range(len(_NAMES)))  # of llama.cpp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to ask. in_turn: as in Asking. base: the arm that it is compared with; None: none."""
+
+    server: str
+    in_turn: tuple[Mapping[str, Any], ...] = ()
+    base: str | None = None
+
+
+FASER = {
+    "off": Arm(server="off"),
+    "none": Arm(server="lora", base="off"),
+    "one": Arm(server="lora", in_turn=_BY_NAME[:1], base="off"),
+    "eight": Arm(server="lora", in_turn=_BY_NAME, base="off"),
+}
+LLAMA = {
+    "llama.cpp": Arm(server="llama.cpp"),
+    "llama.cpp one": Arm(server="llama.cpp", in_turn=_BY_NUMBER[:1], base="llama.cpp"),
+    "llama.cpp eight": Arm(server="llama.cpp", in_turn=_BY_NUMBER, base="llama.cpp"),
+}
+VLLM = {
+    "vllm": Arm(server="vllm"),
+    "vllm none": Arm(server="vllm lora", base="vllm"),
+    "vllm one": Arm(server="vllm lora", in_turn=_BY_NAME[:1], base="vllm"),
+    "vllm eight": Arm(server="vllm lora", in_turn=_BY_NAME, base="vllm"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
     model = resolve(given.model, cache_dir(), progress=lambda *_: None)
-    prompts = load_prompts(given.QUESTIONS)
-    conditions = about("serving.lora", arguments) | {"rank": given.rank, "max_tokens": given.max_tokens}
-    with tempfile.TemporaryDirectory() as name, _servers(given, model, Path(name)) as servers:
-        arms = [*ARMS, *(arm for arm in servers if arm in (_LLAMA, _LLAMA_LORA))]
+    prompts = tuple(replace(each, text=each.text[: given.most_chars]) for each in load_prompts(given.QUESTIONS))
+    arms = {**FASER, **(LLAMA if given.llama_server else {}), **(VLLM if given.vllm else {})}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        recipes = _recipes(given, model, folder)
+        servers: dict[str, Server] = {}
+        for each in recipes:
+            servers[each.name] = stack.enter_context(frozen_server(each, _MOST_AT_ONCE))
+            print(f"{each.name} is up", file=sys.stderr, flush=True)
+        conditions = {
+            **about("serving.lora", arguments),
+            "commands": {each.name: each.shown for each in recipes},
+            "rank": given.rank,
+            "max_tokens": given.max_tokens,
+        }
 
         def run(labels: Mapping[str, Any], arm: str, number: int) -> Run:
-            server = servers.get(arm, servers[NONE])
+            concurrency = labels["concurrency"]
             asking = Asking(
-                concurrency=labels["concurrency"],
+                concurrency=concurrency,
                 temperature=0,
                 ignore_eos=True,
                 max_tokens=given.max_tokens,
-                salt=f"{number}/{labels['concurrency']}/{arm}",
-                models=ARMS.get(arm, ()),
+                salt=f"{number}/{concurrency}/{arm}",
+                in_turn=arms[arm].in_turn,
             )
-            with server.awake():
-                return ask_all(server.url, _questions(prompts, labels["concurrency"], number), asking)
+            with servers[arms[arm].server].awake():
+                url = servers[arms[arm].server].url
+                ask_all(url, [HELLO] * (len(asking.in_turn) or 1), replace(asking, max_tokens=2))
+                return ask_all(url, _questions(prompts, concurrency, number), asking)
 
         def write(cells: Sequence[Cell[Run]], gaps: Mapping[str, Any] | None = None) -> None:
-            found = [_figures(cell, arms) for cell in cells]
-            write_json(given.OUT, {**conditions, "cells": found, "load": gaps}, show=gaps is not None)
+            found = [figures(cell, arms) for cell in cells]
+            write_json(given.OUT, {**conditions, "cells": found, "load": gaps})
 
         settings = [{"concurrency": each} for each in given.concurrency]
-        cells = interleaved(settings, arms, given.rounds, run, after_round=write)
-        with servers[NONE].awake():
-            write(cells, asyncio.run(_loads(servers[NONE], Path(name) / _NINTH, prompts, given)))
+        cells = interleaved(settings, list(arms), given.rounds, run, seconds=60 * given.minutes, after_round=write)
+        if given.loads:
+            with servers["lora"].awake():
+                write(cells, asyncio.run(_loads(servers["lora"], folder / _NINTH, prompts, given)))
+    for cell in cells:
+        for arm, found in figures(cell, arms)["arms"].items():
+            print(f"{cell.labels['concurrency']:3} {arm:16} {found}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,73 +139,87 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("OUT", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--concurrency", type=numbers, default=[1, 4, 16])
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--loads", type=int, default=5)
-    parser.add_argument("--stream-tokens", type=int, default=256)
-    parser.add_argument("--server-args", default="")
-    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--minutes", type=float, default=4.0, help="of rounds [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=30, help="at most [%(default)s]")
+    parser.add_argument("--concurrency", type=numbers, default=[1, _MOST_AT_ONCE])
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer [%(default)s]")
+    parser.add_argument("--most-chars", type=int, default=240, help="of a question, cut there [%(default)s]")
+    parser.add_argument("--loads", type=int, default=3, help="[%(default)s]")
+    parser.add_argument("--stream-tokens", type=int, default=192, help="beside a load [%(default)s]")
+    parser.add_argument("--server-args", default="", help="more flags for `faser serve`, as one string")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
+    parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM's CPU build")
     return parser
 
 
-@contextmanager
-def _servers(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[dict[str, Server]]:
-    """All servers by arm, frozen; that of NONE serves ONE and EIGHT too."""
+def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> list[Recipe]:
+    """All servers, their adapters written. Raises ValueError for a model that a peer cannot read."""
     for seed, name in enumerate((*_NAMES, _NINTH)):
         random_adapter(folder / name, model, rank=given.rank, seed=seed)
-    flags = (str(model), *_COMMON, *shlex.split(given.server_args))
-    modules = [f"{name}={folder / name}" for name in _NAMES]
-    adapted = ("--max-loras", "8", "--max-cpu-loras", "16", "--allow-runtime-lora-updating", "--lora-modules")
-    with frozen_servers({OFF: flags, NONE: (*flags, *adapted, *modules)}, folder, 16) as servers:
-        if given.llama_server is None:
-            yield servers
-            return
-        adapter = folder / "adapter.gguf"
-        random_adapter(adapter, model, rank=given.rank, seed=0)
-        common = (
-            str(given.llama_server),
-            "-m",
-            str(model),
-            "-np",
-            "16",
-            "-c",
-            str(16 * 2048),
-            "--no-webui",
-            "--metrics",
-        )
-        with (
-            _llama_server(_LLAMA, common, folder) as plain,
-            _llama_server(_LLAMA_LORA, (*common, "--lora", str(adapter)), folder) as with_lora,
-        ):
-            yield servers | {_LLAMA: plain, _LLAMA_LORA: with_lora}
+    modules = ("--lora-modules", *(f"{name}={folder / name}" for name in _NAMES))
+    common = ("--served-model-name", "model", "--max-model-len", str(_MAX_MODEL_LEN))
+    common = (*common, "--max-num-seqs", str(_MOST_AT_ONCE))
+    cached = ("--max-loras", "8", "--max-cpu-loras", "16")
+    flags = (str(model), *common, "--speculative-policy", "off", *shlex.split(given.server_args))
+    found = [
+        faser_recipe("off", flags, folder),
+        faser_recipe("lora", (*flags, *cached, "--allow-runtime-lora-updating", *modules), folder),
+    ]
+    weights = gguf_file(model)
+    if given.llama_server:
+        if weights is None:
+            raise ValueError(f"{model} is no GGUF file, and llama.cpp reads no other")
+        found.append(_llamacpp(given.llama_server, weights, folder, given.rank))
+    if given.vllm:
+        if weights is not None:
+            raise ValueError(f"{model} is a GGUF file; models.bfloat16_checkpoint writes what vLLM reads")
+        environment = vllm_environment(_cores(), given.vllm.parent.parent)
+        program = (str(given.vllm), "-m", "vllm.entrypoints.cli.main", "serve", str(model))
+        common = (*common, "--dtype", "bfloat16")
+        adapted = ("--enable-lora", "--max-lora-rank", str(given.rank), *cached, *modules)
+        found += [
+            replace(faser_recipe(name, (*common, *more), folder, *program), environment=environment)
+            for name, more in (("vllm", ()), ("vllm lora", adapted))
+        ]
+    return found
 
 
-@contextmanager
-def _llama_server(name: str, command: Sequence[str], folder: Path) -> Iterator[Server]:
-    recipe = faser_recipe(name, (), folder, *command)
-    with Server(recipe) as server:
-        server.wait_until_healthy()
-        server.freeze()
-        yield server
+def _llamacpp(program: Path, weights: Path, folder: Path, rank: int) -> Recipe:
+    """Its server with all adapters; a request that names none gets none."""
+    paths = [folder / f"{name}.gguf" for name in _NAMES]
+    for seed, path in enumerate(paths):
+        random_adapter(path, weights, rank=rank, seed=seed)
+    threads = str(len(_cores()))
+    flags = (
+        *("--model", str(weights), "--lora", ",".join(map(str, paths)), "--lora-init-without-apply"),
+        *("--threads", threads, "--threads-batch", threads, "--parallel", str(_MOST_AT_ONCE)),
+        *("--ctx-size", str(_MOST_AT_ONCE * _MAX_MODEL_LEN), "--metrics"),
+        *("--no-cache-prompt", "--cache-ram", "0", "--no-ui"),
+    )
+    return faser_recipe("llama.cpp", flags, folder, str(program))
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
 
 
 def _questions(prompts: tuple[Prompt, ...], concurrency: int, number: int) -> tuple[Prompt, ...]:
     """Every round has others, the same for all arms."""
-    count = _REQUESTS.get(concurrency, 2 * concurrency)
+    count = _REQUESTS.get(concurrency, concurrency)
     return take(prompts, number * count, count)
 
 
-def _figures(cell: Cell[Run], arms: Sequence[str]) -> dict[str, Any]:
-    def rate(run: Run) -> float:
-        return run.tokens_per_s
-
-    bases = {arm: _LLAMA if arm == _LLAMA_LORA else OFF for arm in arms if arm != _LLAMA}
-    return {
-        **cell.labels,
-        "tokens_per_s": {arm: round(cell.median(arm, rate), 1) for arm in arms},
-        "ratio": {arm: cell.ratio(arm, base, rate).rounded() for arm, base in bases.items() if arm != base},
-    }
+def figures(cell: Cell[Run], arms: Mapping[str, Arm]) -> dict[str, Any]:
+    """Return rates and ratios of each arm: medians, ranges, and the rates of all rounds."""
+    rates = {arm: cell.values(arm, lambda run: run.tokens_per_s) for arm in arms}
+    found: dict[str, Any] = {}
+    for arm, each in arms.items():
+        found[arm] = {"tokens_per_s": _spread(rates[arm])}
+        if each.base is not None:
+            ratios = [mine / base for mine, base in zip(rates[arm], rates[each.base], strict=True)]
+            found[arm]["ratio"] = _spread(ratios, 3)
+        found[arm]["rounds"] = [round(rate, 1) for rate in rates[arm]]
+    return {**cell.labels, "arms": found}
 
 
 async def _loads(
@@ -211,6 +278,5 @@ def _largest_gap_ms(exchanges: Sequence[Exchange], began_s: float, ended_s: floa
     )
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    found = Spread.of(values)
-    return {"median": round(found.median, 1), "low": round(found.low, 1), "high": round(found.high, 1)}
+def _spread(values: Sequence[float], digits: int = 1) -> dict[str, float]:
+    return {name: round(value, digits) for name, value in asdict(Spread.of(values)).items()}

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -62,6 +63,17 @@ def test_every_arm_runs_in_every_setting_of_every_round() -> None:
         {"a": ["4a0", "4a1"], "b": ["4b0", "4b1"]},
     ]
     assert rounds == [1, 2]
+
+
+def test_no_round_begins_that_would_end_after_the_time_for_all() -> None:
+    def run(_: object, _arm: str, number: int) -> int:
+        time.sleep(0.05)
+        return number
+
+    cells = interleaved([{}], ["a"], 9, run, seconds=0.12)
+
+    assert cells[0].runs["a"] in ([0], [0, 1])
+    assert interleaved([{}], ["a"], 9, run, seconds=0)[0].runs["a"] == [0]
 
 
 def test_timed_turns_leave_the_first_round_out() -> None:
