@@ -1,12 +1,14 @@
-"""Time between tokens of running chats while one request for many embeddings arrives, against without it.
+"""Time between tokens of running chats while one request for many embeddings arrives, or one with a long prompt.
 
     python -m benchmarks serving.embeddings_beside_chats [MODEL] [--texts 64] [--chats 4] [--out FILE]
 
-In every round the chats run twice, with and without the embeddings, in turn. The embeddings are asked for once
-each chat has its first tokens. Their texts are other real prompts, cut at --most-chars.
+In every round the chats run alone, beside the embeddings, and beside one prompt made of the same texts, cut at
+--prompt-tokens, in turn. The other request is sent once each chat has its first tokens. The texts are other real
+prompts, cut at --most-chars.
 """
 
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -25,16 +27,18 @@ from benchmarks.prompts import load_prompts
 from benchmarks.runner import PROMPTS_VARIABLE, about, command_line, interleaved, write_json
 from benchmarks.servers import Server, faser_recipe
 
-_ARMS = ("without", "with")
+_ALONE, _EMBEDDINGS, _PROMPT = _ARMS = ("alone", "embeddings", "prompt")
 _TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One run. gaps_s: between pieces of text, of all chats. embeddings_s: until the vectors came; 0: none."""
+    """One run. gaps_s: between pieces of text, of all chats, while the other request ran; if there is none, from
+    the moment on at which it would have been sent. other_s: until it ended; 0: there is none.
+    """
 
     gaps_s: tuple[float, ...]
-    embeddings_s: float
+    other_s: float
 
     def percentile(self, share: float) -> float:
         return float(np.percentile(self.gaps_s, share))
@@ -50,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-chars", type=int, default=2000, help="of a text [%(default)s]")
     parser.add_argument("--chats", type=int, default=4, help="[%(default)s]")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer [%(default)s]")
+    parser.add_argument("--prompt-tokens", type=int, default=4096, help="of the long prompt [%(default)s]")
     parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--faser-args", default="", help="more flags for `faser serve`, as one string")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/embeddings-beside-chats.json"))
@@ -62,35 +67,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def run(_: Mapping[str, Any], arm: str, number: int) -> Found:
             first = number * (given.texts + given.chats)
             asked = [texts[(first + at) % len(texts)] for at in range(given.texts + given.chats)]
-            embedded = asked[given.chats :] if arm == "with" else []
-            salt = f"{number}/{arm}"
-            return asyncio.run(_run(server.url, asked[: given.chats], embedded, given.tokens, salt))
+            other = _other(arm, asked[given.chats :], given.prompt_tokens)
+            return asyncio.run(_run(server.url, asked[: given.chats], other, given.tokens, salt=f"{number}/{arm}"))
 
-        run({}, "with", given.rounds)  # warms up
+        run({}, _EMBEDDINGS, given.rounds)  # warms up
         cells = interleaved([{"chats": given.chats}], _ARMS, given.rounds, run)
     runs = cells[0].runs
-    rows = {arm: _summary(runs[arm]) for arm in _ARMS}
+    rows = {arm: _summary(found, runs[_PROMPT]) for arm, found in runs.items()}
     for arm, row in rows.items():
-        print(f"{arm:8} {row}")
+        print(f"{arm:10} {row}")
     head = about("serving.embeddings_beside_chats", arguments or sys.argv[1:])
     write_json(given.out, {**head, "model": Path(given.model or "default").name, "arms": rows})
     return 0
 
 
-def _summary(found: Sequence[Found]) -> dict[str, float]:
-    """Return medians over rounds, in milliseconds; gap_max_ms is the largest of all."""
+def _summary(found: Sequence[Found], prompts: Sequence[Found]) -> dict[str, float]:
+    """Return medians over rounds, times in milliseconds. max_to_prompt: largest gap over that beside a prompt."""
+    largest = [max(each.gaps_s) for each in found]
+    ratios = [mine / max(each.gaps_s) for mine, each in zip(largest, prompts, strict=True)]
     return {
         "gap_p50_ms": round(1000 * statistics.median(each.percentile(50) for each in found), 2),
         "gap_p99_ms": round(1000 * statistics.median(each.percentile(99) for each in found), 2),
-        "gap_max_ms": round(1000 * max(max(each.gaps_s) for each in found), 2),
-        "embeddings_s": round(statistics.median(each.embeddings_s for each in found), 3),
+        "gap_max_ms": round(1000 * statistics.median(largest), 2),
+        "gap_max_of_all_ms": round(1000 * max(largest), 2),
+        "max_to_prompt": round(statistics.median(ratios), 3),
+        "other_s": round(statistics.median(each.other_s for each in found), 3),
     }
 
 
-async def _run(url: str, chats: Sequence[str], texts: Sequence[str], num_tokens: int, salt: str) -> Found:
-    """Run the chats, and ask for the embeddings as soon as all of them have begun."""
+def _other(arm: str, texts: Sequence[str], prompt_tokens: int) -> tuple[str, dict[str, Any]] | None:
+    """Return route and body of the request beside the chats; None: there is none."""
+    if arm == _EMBEDDINGS:
+        return "/v1/embeddings", {"input": list(texts), "encoding_format": "base64"}
+    if arm == _PROMPT:
+        body = {"prompt": "\n".join(texts), "truncate_prompt_tokens": prompt_tokens, "max_tokens": 1}
+        return "/v1/completions", body
+    return None
+
+
+async def _run(
+    url: str, chats: Sequence[str], other: tuple[str, dict[str, Any]] | None, num_tokens: int, *, salt: str
+) -> Found:
+    """Run the chats, and send the other request as soon as all of them have begun."""
     begun = asyncio.Semaphore(0)
-    gaps_s: list[float] = []
     limits = httpx.Limits(max_connections=len(chats) + 1)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False) as http:
 
@@ -113,19 +132,19 @@ async def _run(url: str, chats: Sequence[str], texts: Sequence[str], num_tokens:
                             begun.release()
             return times_s
 
-        async def embed() -> float:
-            if not texts:
-                return 0.0
-            for _ in chats:
-                await begun.acquire()
-            began_s = time.perf_counter()
-            body = {"input": list(texts), "cache_salt": salt, "encoding_format": "base64"}
-            (await http.post("/v1/embeddings", json=body)).raise_for_status()
-            return time.perf_counter() - began_s
-
         running = [asyncio.create_task(chat(text)) for text in chats]
-        embeddings_s = await embed()
+        for _ in chats:
+            await begun.acquire()
+        began_s, ended_s = time.perf_counter(), math.inf
+        if other is not None:
+            route, body = other
+            (await http.post(route, json={**body, "cache_salt": salt})).raise_for_status()
+            ended_s = time.perf_counter()
         answers = await asyncio.gather(*running)
-    for times_s in answers:
-        gaps_s += [later - earlier for earlier, later in pairwise(times_s[3:])]
-    return Found(gaps_s=tuple(gaps_s), embeddings_s=embeddings_s)
+    gaps_s = [
+        later - earlier
+        for times_s in answers
+        for earlier, later in pairwise(times_s)
+        if later > began_s and earlier < ended_s
+    ]
+    return Found(gaps_s=tuple(gaps_s), other_s=0.0 if other is None else ended_s - began_s)
