@@ -37,7 +37,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.cells import Cell, Spread
+from benchmarks.cells import Cell, Spread, markdown
 from benchmarks.models.random_adapter import random_adapter
 from benchmarks.peers.load import Exchange, Target, closed_loop
 from benchmarks.peers.systems import vllm_environment
@@ -128,9 +128,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.loads:
             with servers["lora"].awake():
                 write(cells, asyncio.run(_loads(servers["lora"], folder / _NINTH, prompts, given)))
-    for cell in cells:
-        for arm, found in figures(cell, arms)["arms"].items():
-            print(f"{cell.labels['concurrency']:3} {arm:16} {found}")
+    print(table(cells, arms))
+
+
+def table(cells: Sequence[Cell[Run]], arms: Mapping[str, Arm]) -> str:
+    """Return medians as a table in Markdown: tokens a second, and the ratio to the arm without adapters."""
+    columns = [figures(cell, arms)["arms"] for cell in cells]
+
+    def shown(found: Mapping[str, Any]) -> str:
+        rate = f"{found['tokens_per_s']['median']:.1f}"
+        return f"{rate} ({found['ratio']['median']:.2f}x)" if "ratio" in found else rate
+
+    header = ["tokens/s", *(f"{cell.labels['concurrency']} at once" for cell in cells)]
+    return markdown(header, ([arm, *(shown(column[arm]) for column in columns)] for arm in arms))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from benchmarks.models.random_adapter import random_adapter
 from benchmarks.peers.load import Exchange
 from benchmarks.prompts import Prompt
 from benchmarks.servers import Asking, Run
-from benchmarks.serving.lora import FASER, LLAMA, VLLM, _largest_gap_ms, figures
+from benchmarks.serving.lora import FASER, LLAMA, VLLM, _largest_gap_ms, figures, table
 from faser.engine.checkpoints.adapter import open_adapter
 
 
@@ -55,3 +55,4 @@ def test_requests_name_adapters_in_turn_and_an_arm_is_compared_with_its_own_syst
     assert arms["off"] == {"tokens_per_s": {"median": 20, "low": 10, "high": 30}, "rounds": [10, 20, 30]}
     assert arms["one"]["ratio"] == {"median": 0.75, "low": 0.5, "high": 1.0}
     assert arms["llama.cpp one"]["ratio"] == {"median": 0.5, "low": 0.25, "high": 0.5}
+    assert "| one | 15.0 (0.75x) |" in table([cell], FASER | LLAMA)
