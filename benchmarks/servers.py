@@ -179,8 +179,10 @@ def frozen_servers(
 ) -> Iterator[dict[str, Server]]:
     """A server for each arm, as frozen_server makes it of its flags."""
     with contextlib.ExitStack() as stack:
-        recipes = {arm: faser_recipe(arm, flags, folder) for arm, flags in arms.items()}
-        yield {arm: stack.enter_context(frozen_server(each, most_at_once)) for arm, each in recipes.items()}
+        yield {
+            arm: stack.enter_context(frozen_server(faser_recipe(arm, flags, folder), most_at_once))
+            for arm, flags in arms.items()
+        }
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,14 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arms = {**FASER, **(LLAMA if given.llama_server else {}), **(VLLM if given.vllm else {})}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        recipes = _recipes(given, model, folder)
         servers: dict[str, Server] = {}
-        for each in recipes:
+        for each in _recipes(given, model, folder):
             servers[each.name] = stack.enter_context(frozen_server(each, _MOST_AT_ONCE))
             print(f"{each.name} is up", file=sys.stderr, flush=True)
         conditions = {
             **about("serving.lora", arguments),
-            "commands": {each.name: each.shown for each in recipes},
+            "commands": {name: each.recipe.shown for name, each in servers.items()},
             "rank": given.rank,
             "max_tokens": given.max_tokens,
         }
@@ -162,8 +161,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> list[Recipe]:
-    """All servers, their adapters written. Raises ValueError for a model that a peer cannot read."""
+def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[Recipe]:
+    """Yield each server when it is to be started, since its port may be taken later. Their adapters are written.
+
+    Raises ValueError for a model that a peer cannot read.
+    """
+    weights = gguf_file(model)
+    if given.llama_server and weights is None:
+        raise ValueError(f"{model} is no GGUF file, and llama.cpp reads no other")
+    if given.vllm and weights is not None:
+        raise ValueError(f"{model} is a GGUF file; models.bfloat16_checkpoint writes what vLLM reads")
     for seed, name in enumerate((*_NAMES, _NINTH)):
         random_adapter(folder / name, model, rank=given.rank, seed=seed)
     modules = ("--lora-modules", *(f"{name}={folder / name}" for name in _NAMES))
@@ -171,27 +178,17 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> list[Recip
     common = (*common, "--max-num-seqs", str(_MOST_AT_ONCE))
     cached = ("--max-loras", "8", "--max-cpu-loras", "16")
     flags = (str(model), *common, "--speculative-policy", "off", *shlex.split(given.server_args))
-    found = [
-        faser_recipe("off", flags, folder),
-        faser_recipe("lora", (*flags, *cached, "--allow-runtime-lora-updating", *modules), folder),
-    ]
-    weights = gguf_file(model)
-    if given.llama_server:
-        if weights is None:
-            raise ValueError(f"{model} is no GGUF file, and llama.cpp reads no other")
-        found.append(_llamacpp(given.llama_server, weights, folder, given.rank))
+    yield faser_recipe("off", flags, folder)
+    yield faser_recipe("lora", (*flags, *cached, "--allow-runtime-lora-updating", *modules), folder)
+    if given.llama_server and weights is not None:
+        yield _llamacpp(given.llama_server, weights, folder, given.rank)
     if given.vllm:
-        if weights is not None:
-            raise ValueError(f"{model} is a GGUF file; models.bfloat16_checkpoint writes what vLLM reads")
         environment = vllm_environment(_cores(), given.vllm.parent.parent)
         program = (str(given.vllm), "-m", "vllm.entrypoints.cli.main", "serve", str(model))
         common = (*common, "--dtype", "bfloat16")
         adapted = ("--enable-lora", "--max-lora-rank", str(given.rank), *cached, *modules)
-        found += [
-            replace(faser_recipe(name, (*common, *more), folder, *program), environment=environment)
-            for name, more in (("vllm", ()), ("vllm lora", adapted))
-        ]
-    return found
+        for name, more in (("vllm", ()), ("vllm lora", adapted)):
+            yield replace(faser_recipe(name, (*common, *more), folder, *program), environment=environment)
 
 
 def _llamacpp(program: Path, weights: Path, folder: Path, rank: int) -> Recipe:
