@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -136,6 +137,11 @@ def run_program(program: str, checkout: Path, *arguments: str) -> Any:
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def end_servers_on_sigterm() -> None:
+    """Let SIGTERM end the program as an error does, so that the servers it has started end too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:

@@ -186,11 +186,11 @@ def frozen_servers(
 
 
 @contextlib.contextmanager
-def frozen_server(recipe: Recipe, most_at_once: int) -> Iterator[Server]:
+def frozen_server(recipe: Recipe, most_at_once: int, timeout_s: float = START_TIMEOUT_S) -> Iterator[Server]:
     """A server that has answered most_at_once short requests, and is frozen."""
     asking = Asking(concurrency=most_at_once, temperature=0, ignore_eos=True, max_tokens=32, salt="warm-up")
     with Server(recipe) as server:
-        server.wait_until_healthy()
+        server.wait_until_healthy(timeout_s)
         ask_all(server.url, [HELLO] * most_at_once, asking)
         server.freeze()
         yield server

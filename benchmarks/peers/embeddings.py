@@ -32,7 +32,15 @@ from benchmarks.models.bfloat16_checkpoint import convert
 from benchmarks.peers import llamacpp
 from benchmarks.peers.setup import DEFAULT_DIRECTORY
 from benchmarks.prompts import load_prompts
-from benchmarks.runner import PROMPTS_VARIABLE, Json, about, command_line, interleaved, write_json
+from benchmarks.runner import (
+    PROMPTS_VARIABLE,
+    Json,
+    about,
+    command_line,
+    end_servers_on_sigterm,
+    interleaved,
+    write_json,
+)
 from benchmarks.servers import Recipe, Server, busy_s, free_port
 
 FASER = "faser"
@@ -84,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="of the peers [%(default)s]")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/embeddings-cpu.json"))
     given = parser.parse_args(arguments)
+    end_servers_on_sigterm()
     cores = sorted(os.sched_getaffinity(0))[: given.cores]
     os.sched_setaffinity(0, cores)
     given.directory.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,14 @@ import httpx
 import numpy as np
 
 from benchmarks.prompts import load_prompts
-from benchmarks.runner import PROMPTS_VARIABLE, about, command_line, interleaved, write_json
+from benchmarks.runner import (
+    PROMPTS_VARIABLE,
+    about,
+    command_line,
+    end_servers_on_sigterm,
+    interleaved,
+    write_json,
+)
 from benchmarks.servers import Server, faser_recipe
 
 _ALONE, _EMBEDDINGS, _PROMPT = _ARMS = ("alone", "embeddings", "prompt")
@@ -59,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faser-args", default="", help="more flags for `faser serve`, as one string")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/embeddings-beside-chats.json"))
     given = parser.parse_args(arguments)
+    end_servers_on_sigterm()
     texts = [each.text[: given.most_chars] for each in load_prompts(given.prompts)]
     flags = (*([given.model] if given.model else []), *given.faser_args.split())
     with tempfile.TemporaryDirectory() as folder, Server(faser_recipe("faser", flags, Path(folder))) as server:

@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import os
 import shlex
-import signal
 import sys
 import tempfile
 import time
@@ -42,7 +41,7 @@ from benchmarks.models.random_adapter import random_adapter
 from benchmarks.peers.load import Exchange, Target, closed_loop
 from benchmarks.peers.systems import vllm_environment
 from benchmarks.prompts import Prompt, load_prompts, take
-from benchmarks.runner import about, command_line, interleaved, numbers, write_json
+from benchmarks.runner import about, command_line, end_servers_on_sigterm, interleaved, numbers, write_json
 from benchmarks.servers import HELLO, Asking, Recipe, Run, Server, ask_all, faser_recipe, frozen_server
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.files import gguf_file
@@ -50,6 +49,7 @@ from faser.engine.checkpoints.source import resolve
 
 _NAMES = tuple(f"adapter-{number}" for number in range(8))
 _NINTH = "ninth"
+_START_TIMEOUT_S = 1800.0  # vLLM compiles at its first start
 _MAX_MODEL_LEN, _MOST_AT_ONCE = 2048, 16
 _REQUESTS = {1: 2, 4: 8}  # of a run, by requests at once; of others one wave
 _BY_NAME = tuple({"model": name} for name in _NAMES)
@@ -86,7 +86,7 @@ VLLM = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
+    end_servers_on_sigterm()
     model = resolve(given.model, cache_dir(), progress=lambda *_: None)
     prompts = tuple(replace(each, text=each.text[: given.most_chars]) for each in load_prompts(given.QUESTIONS))
     arms = {**FASER, **(LLAMA if given.llama_server else {}), **(VLLM if given.vllm else {})}
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         servers: dict[str, Server] = {}
         for each in _recipes(given, model, folder):
-            servers[each.name] = stack.enter_context(frozen_server(each, _MOST_AT_ONCE))
+            servers[each.name] = stack.enter_context(frozen_server(each, _MOST_AT_ONCE, _START_TIMEOUT_S))
             print(f"{each.name} is up", file=sys.stderr, flush=True)
         conditions = {
             **about("serving.lora", arguments),
@@ -158,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server-args", default="", help="more flags for `faser serve`, as one string")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM's CPU build")
+    parser.add_argument("--vllm-args", default="", help="more flags for vLLM's servers, as one string")
     return parser
 
 
@@ -185,7 +186,7 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[R
     if given.vllm:
         environment = vllm_environment(_cores(), given.vllm.parent.parent)
         program = (str(given.vllm), "-m", "vllm.entrypoints.cli.main", "serve", str(model))
-        common = (*common, "--dtype", "bfloat16")
+        common = (*common, "--dtype", "bfloat16", *shlex.split(given.vllm_args))
         adapted = ("--enable-lora", "--max-lora-rank", str(given.rank), *cached, *modules)
         for name, more in (("vllm", ()), ("vllm lora", adapted)):
             yield replace(faser_recipe(name, (*common, *more), folder, *program), environment=environment)

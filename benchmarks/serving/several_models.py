@@ -20,7 +20,7 @@ from typing import Any
 import openai
 import psutil
 
-from benchmarks.runner import Json, about, command_line, in_turn, write_json
+from benchmarks.runner import Json, about, command_line, end_servers_on_sigterm, in_turn, write_json
 from benchmarks.servers import Server, faser_recipe
 
 _TIMEOUT_S = 1800.0
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300, help="of a stream (default 300)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    end_servers_on_sigterm()
     flags = ("--model", options.small, "--model", options.large, "--speculative-policy", "off")
     with (
         tempfile.TemporaryDirectory() as folder,
