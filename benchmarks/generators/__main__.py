@@ -12,7 +12,6 @@ OUT.json and OUT.md are written after every run.
 import argparse
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from benchmarks.generators.agreement import Check, Finding, ServerMetrics, compa
 from benchmarks.generators.setup import DEFAULT_DIRECTORY, VLLM_SOURCE
 from benchmarks.generators.tool import Figures, Run, Target
 from benchmarks.peers.setup import pulled_model
-from benchmarks.runner import about, command_line, portable, write_json
+from benchmarks.runner import about, command_line, end_servers_on_sigterm, portable, write_json
 from benchmarks.servers import Recipe, Server, free_port
 from faser.cli.console import runs_bar
 
@@ -137,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--tools: {', '.join(unknown)}: not among {', '.join(dict.fromkeys(r.tool for r in RUNS))}"
         )
     runs = [run for run in RUNS if run.tool in tools]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the server
+    end_servers_on_sigterm()
     model = wanted.model or pulled_model()
     about = _about(wanted, arguments if arguments is not None else sys.argv[1:])
     outcomes: list[Outcome] = []

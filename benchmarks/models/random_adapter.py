@@ -54,7 +54,13 @@ def random_adapter(out: Path, model: Path, *, rank: int, seed: int) -> None:
             for letter, factor in zip("AB", pair, strict=True)
         }
         save_file(tensors, out / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+        config = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": rank,
+            "bias": "none",
+            "target_modules": sorted({match[3] for match in factors}),
+        }
         (out / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         return
     writer = GGUFWriter(out, _architecture(model))

@@ -8,7 +8,6 @@ Every number of a round is thus taken within minutes of the ones it is compared 
 import argparse
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from benchmarks.peers.report import Measurement, check_same_work, measure
 from benchmarks.peers.setup import DEFAULT_DIRECTORY, bfloat16_model
 from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system, describe_systems
 from benchmarks.prompts import Prompt, load_prompts, take
-from benchmarks.runner import PROMPTS_VARIABLE, about, command_line, write_json
+from benchmarks.runner import PROMPTS_VARIABLE, about, command_line, end_servers_on_sigterm, write_json
 from benchmarks.servers import Server, busy_s, free_port
 
 _START_TIMEOUT_S = 900.0
@@ -60,7 +59,7 @@ class Work:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; returns 0 whatever was measured."""
     given = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
+    end_servers_on_sigterm()
     cores = tuple(sorted(os.sched_getaffinity(0))[: given.cores])
     os.sched_setaffinity(0, cores)  # clients and servers inherit it
     conditions = Conditions(

@@ -19,8 +19,6 @@ many sequences decode. OUT.json and OUT.md are written after every round.
 
 import argparse
 import shlex
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,17 @@ from typing import Any
 
 from benchmarks.cells import Cell, markdown
 from benchmarks.prompts import Prompt, load_prompts, take
-from benchmarks.runner import about, busy_cores, command_line, interleaved, named, numbers, portable, write_json
+from benchmarks.runner import (
+    about,
+    busy_cores,
+    command_line,
+    end_servers_on_sigterm,
+    interleaved,
+    named,
+    numbers,
+    portable,
+    write_json,
+)
 from benchmarks.servers import Asking, Run, ask_all, frozen_servers
 
 FLOOR = "off"
@@ -58,7 +66,7 @@ class Wanted:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     wanted = wanted_of(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the servers
+    end_servers_on_sigterm()
     prompts = load_prompts(wanted.questions, wanted.categories)
     conditions = about("speed.default_flags", arguments) | {
         "arms": {arm: portable(shlex.join(flags)) for arm, flags in wanted.arms.items()},
