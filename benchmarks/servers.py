@@ -367,7 +367,13 @@ async def _closed_loop(url: str, prompts: Sequence[Prompt], asking: Asking) -> R
     async def client(http: httpx.AsyncClient) -> None:
         for number, prompt in waiting:
             response = await http.post("/v1/chat/completions", json=asking.body(prompt, number))
-            answers[number] = response.raise_for_status().json()
+            if response.is_error:
+                raise httpx.HTTPStatusError(
+                    f"{response.url} answered {response.status_code}: {response.text[:1000]}",
+                    request=response.request,
+                    response=response,
+                )
+            answers[number] = response.json()
 
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
         began_s = time.perf_counter()
