@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 temperature=0,
                 ignore_eos=True,
                 max_tokens=given.max_tokens,
-                salt=f"{number}/{concurrency}/{arm}",
+                salt=f"{number}-{concurrency}-{list(arms).index(arm)}",  # vLLM takes few characters
                 in_turn=arms[arm].in_turn,
             )
             with servers[arms[arm].server].awake():
@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return ask_all(url, _questions(prompts, concurrency, number), asking)
 
         def write(cells: Sequence[Cell[Run]], gaps: Mapping[str, Any] | None = None) -> None:
+            check(cells, arms)
             found = [figures(cell, arms) for cell in cells]
             write_json(given.OUT, {**conditions, "cells": found, "load": gaps})
 
@@ -128,6 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with servers["lora"].awake():
                 write(cells, asyncio.run(_loads(servers["lora"], folder / _NINTH, prompts, given)))
     print(table(cells, arms))
+
+
+def check(cells: Sequence[Cell[Run]], arms: Mapping[str, Arm]) -> None:
+    """Raise ValueError for an arm whose adapters have changed no answer."""
+    for name, arm in arms.items():
+        if arm.base is None or not arm.in_turn:
+            continue
+        pairs = [pair for cell in cells for pair in zip(cell.runs[name], cell.runs[arm.base], strict=True)]
+        if all(mine.texts == base.texts for mine, base in pairs):
+            raise ValueError(f"{name} answers as {arm.base} does in all rounds: its adapters are not applied")
 
 
 def table(cells: Sequence[Cell[Run]], arms: Mapping[str, Arm]) -> str:
@@ -175,8 +186,10 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[R
     for seed, name in enumerate((*_NAMES, _NINTH)):
         random_adapter(folder / name, model, rank=given.rank, seed=seed)
     modules = ("--lora-modules", *(f"{name}={folder / name}" for name in _NAMES))
-    common = ("--served-model-name", "model", "--max-model-len", str(_MAX_MODEL_LEN))
-    common = (*common, "--max-num-seqs", str(_MOST_AT_ONCE))
+    common = (
+        *("--served-model-name", "model", "--max-model-len", str(_MAX_MODEL_LEN)),
+        *("--max-num-seqs", str(_MOST_AT_ONCE)),
+    )
     cached = ("--max-loras", "8", "--max-cpu-loras", "16")
     flags = (str(model), *common, "--speculative-policy", "off", *shlex.split(given.server_args))
     yield faser_recipe("off", flags, folder)
@@ -186,10 +199,10 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[R
     if given.vllm:
         environment = vllm_environment(_cores(), given.vllm.parent.parent)
         program = (str(given.vllm), "-m", "vllm.entrypoints.cli.main", "serve", str(model))
-        common = (*common, "--dtype", "bfloat16", *shlex.split(given.vllm_args))
+        dense = (*common, "--dtype", "bfloat16", *shlex.split(given.vllm_args))
         adapted = ("--enable-lora", "--max-lora-rank", str(given.rank), *cached, *modules)
         for name, more in (("vllm", ()), ("vllm lora", adapted)):
-            yield replace(faser_recipe(name, (*common, *more), folder, *program), environment=environment)
+            yield replace(faser_recipe(name, (*dense, *more), folder, *program), environment=environment)
 
 
 def _llamacpp(program: Path, weights: Path, folder: Path, rank: int) -> Recipe:

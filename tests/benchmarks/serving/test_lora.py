@@ -9,7 +9,7 @@ from benchmarks.models.random_adapter import random_adapter
 from benchmarks.peers.load import Exchange
 from benchmarks.prompts import Prompt
 from benchmarks.servers import Asking, Run
-from benchmarks.serving.lora import FASER, LLAMA, VLLM, _largest_gap_ms, figures, table
+from benchmarks.serving.lora import FASER, LLAMA, VLLM, _largest_gap_ms, check, figures, table
 from faser.engine.checkpoints.adapter import open_adapter
 
 
@@ -56,3 +56,13 @@ def test_requests_name_adapters_in_turn_and_an_arm_is_compared_with_its_own_syst
     assert arms["one"]["ratio"] == {"median": 0.75, "low": 0.5, "high": 1.0}
     assert arms["llama.cpp one"]["ratio"] == {"median": 0.5, "low": 0.25, "high": 0.5}
     assert "| one | 15.0 (0.75x) |" in table([cell], FASER | LLAMA)
+
+
+def test_adapters_that_change_no_answer_end_the_measurement() -> None:
+    def run(*texts: str) -> Run:
+        return Run(tokens=1, seconds=1.0, drafted=0, accepted=0, texts=texts, paid={})
+
+    runs = {"off": [run("a", "b")], "none": [run("a", "b")], "one": [run("a", "c")], "eight": [run("d", "b")]}
+    check([Cell(labels={}, runs=runs)], FASER)
+    with pytest.raises(ValueError, match="eight answers as off does"):
+        check([Cell(labels={}, runs={**runs, "eight": runs["off"]})], FASER)
