@@ -545,7 +545,7 @@ class EngineConfig:
     def max_logit_rows(self) -> int:
         """Return the most rows of a step whose logits are computed: one a sequence, and one a draft token.
 
-        Logits are what a step takes most memory for: crowds, who draft little, have no room for their longest drafts.
+        Logits take most of a step's memory: a crowd, which drafts little, has no room for its longest drafts.
         """
         seqs = self.max_num_seqs
         if self.speculation.policy == "off":

@@ -30,7 +30,7 @@ _ANY = 1 << 30
 
 
 def most_drafts(max_num_seqs: int, max_rows: int, max_logit_rows: int | None) -> int:
-    """Return how many draft tokens a step may have, so that all its logits have room, whoever else gets a token."""
+    """Return how many draft tokens a step may have beside a row with logits for every sequence."""
     return _ANY if max_logit_rows is None or max_logit_rows >= max_rows else max_logit_rows - max_num_seqs
 
 

@@ -53,8 +53,9 @@ class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. max_logit_rows: of a step; None: all. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
-    the steps; None: targets limit nothing. shares_prefixes: a sequence may begin with another one's blocks.
+    is left out. max_logit_rows: of a step; None: all. seed: seeds requests that have no seed. speculation: None
+    never drafts. pace: is fitted to the steps; None: targets limit nothing. shares_prefixes: a sequence may begin
+    with another one's blocks.
     snapshots: of recurrent states, which no block holds; None: the model has none, or shares no prefixes.
     state_chunk: tokens after which a state is kept; the row that completes them cannot be computed again. 0: any
     row can. disk: has KV of earlier prompts; None: there is none. adapters: None: requests have none. drafts: asks
