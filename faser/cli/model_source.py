@@ -1,6 +1,7 @@
 """The models of a server with several: which a folder has, what one takes in memory, and how it is loaded."""
 
 import asyncio
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from faser.api.several_models import model_app
 from faser.cli.application import api_settings, fetch_model
 from faser.config.engine import EngineConfig, cpu_kv_memory
 from faser.config.several_models import ModelSettings
+from faser.engine.checkpoints.encoders import read_encoder
+from faser.engine.checkpoints.encoders.spec import tensor_shapes
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.names import model_files
 from faser.engine.checkpoints.source import SMOLLM2_ID
@@ -53,12 +56,16 @@ def _is_model(folder: Path) -> bool:
 
 
 def memory_needed(path: Path, config: EngineConfig, free_bytes: int) -> int:
-    """Bytes that a model on a CPU takes: weights as on disk, the KV cache, and its process.
+    """Bytes that a model on a CPU takes: weights as on disk, the KV cache, which encoders lack, and its process.
 
     path: its directory or GGUF file. free_bytes: of the machine, from which the default of the KV cache follows; a
     cache holds one context at least, and no more than all sequences can fill. Raises ModelError for files that
     cannot be read.
     """
+    if (encoder := read_encoder(path)) is not None:
+        stored = encoder.dtype if config.dtype == "auto" else config.dtype
+        numbers = sum(map(math.prod, tensor_shapes(encoder.spec).values()))
+        return numbers * (2 if stored == "bfloat16" else 4) + PROCESS_BYTES
     model = read_model_config(path)
     weights = stored_weights(path, model).num_bytes
     kv_bytes = config.kv_cache_memory

@@ -53,7 +53,11 @@ def serve_models_on(
         }
     )
     store = ResponseStore(config.responses_store or 0)
-    limits = pool_limits(config, on_gpu=may_have_gpu() and any(each.engine.device != "cpu" for each in models))
+    limits = pool_limits(
+        config,
+        on_gpu=may_have_gpu() and any(each.engine.device != "cpu" for each in models),
+        max_waiting=max(each.engine.max_num_seqs + each.engine.max_num_queued_reqs for each in models),
+    )
     sources = [
         FileSource(
             model,
@@ -98,12 +102,16 @@ def serve_models_on(
     )
 
 
-def pool_limits(config: ServerConfig, *, on_gpu: bool) -> PoolLimits:
-    """The limits of a server's models. on_gpu: they share a GPU, whose memory is divided by their number."""
+def pool_limits(config: ServerConfig, *, on_gpu: bool, max_waiting: int) -> PoolLimits:
+    """The limits of a server's models. on_gpu: they share a GPU, whose memory is divided by their number.
+
+    max_waiting: requests that an engine takes at once; as many may wait for its model.
+    """
     given = None if config.models_memory is None else memory_of(config.models_memory)
     return PoolLimits(
         max_models=config.models_max or (1 if on_gpu else None),
         memory_bytes=int(available_memory() * _SHARE_OF_FREE) if given is None else given,
+        max_waiting=max_waiting,
         load_timeout_s=config.models_load_timeout,
         idle_timeout_s=config.models_idle_timeout,
         drain_s=config.shutdown_timeout,

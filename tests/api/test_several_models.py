@@ -58,8 +58,8 @@ class Engine(FakeEngine):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def drain(self, timeout_s: float) -> None:
-        del timeout_s
+    async def drain(self, timeout_s: float, *, reason: str = "") -> None:
+        del timeout_s, reason
 
     async def stop(self) -> None:
         self.stopped = True
@@ -97,6 +97,7 @@ class Models:
         limits = PoolLimits(
             max_models=most,
             memory_bytes=1 << 40,
+            max_waiting=100,
             load_timeout_s=load_timeout_s,
             idle_timeout_s=None,
             drain_s=PATIENCE_S,

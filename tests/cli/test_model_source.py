@@ -21,6 +21,7 @@ from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory
 from faser.metrics.server import Metrics
+from tests.engine.checkpoints.encoder_models import write_encoder
 
 
 def test_models_have_the_names_of_their_folders_and_files(tmp_path: Path) -> None:
@@ -89,6 +90,22 @@ def test_a_cache_takes_a_part_of_the_free_memory_and_one_context_at_least(tiny_c
     assert needed(1 << 40, max_num_seqs=5) - weights == 5 * context
 
 
+def test_the_estimate_of_an_encoder_is_what_its_engine_takes(tmp_path: Path) -> None:
+    """Oracle: the size that the engine states once it is loaded."""
+    write_encoder(tmp_path, "bert")
+    config = EngineConfig(backend="torch", num_threads=1)
+
+    async def loaded() -> int:
+        engine = AsyncEngine(config, tmp_path, load_tokenizer(tmp_path), transport="thread")
+        await engine.start()
+        info = await engine.wait_ready()
+        await engine.stop()
+        return info.weight_bytes + info.kv_cache_bytes
+
+    estimate = memory_needed(tmp_path, config, available_memory()) - PROCESS_BYTES
+    assert estimate == pytest.approx(asyncio.run(loaded()), rel=0.02)
+
+
 def test_files_that_cannot_be_read_have_no_estimate(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
@@ -119,11 +136,11 @@ def test_a_tokenizer_is_kept_until_its_file_changes(tiny_checkpoint: Path, tmp_p
 
 
 def test_limits_follow_from_the_settings_and_the_machine() -> None:
-    plain = pool_limits(ServerConfig(), on_gpu=False)
+    plain = pool_limits(ServerConfig(), on_gpu=False, max_waiting=9)
     assert (plain.max_models, plain.load_timeout_s, plain.idle_timeout_s, plain.drain_s) == (None, 300, None, 25)
     assert 0.5 * available_memory() < plain.memory_bytes < available_memory()
-    assert pool_limits(ServerConfig(), on_gpu=True).max_models == 1
-    given = pool_limits(ServerConfig(models_max=3, models_memory="2G"), on_gpu=True)
+    assert pool_limits(ServerConfig(), on_gpu=True, max_waiting=9).max_models == 1
+    given = pool_limits(ServerConfig(models_max=3, models_memory="2G"), on_gpu=True, max_waiting=9)
     assert (given.max_models, given.memory_bytes) == (3, 2 << 30)
 
 
