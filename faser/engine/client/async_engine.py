@@ -235,7 +235,8 @@ class AsyncEngine:
     async def drain(self, timeout_s: float, *, reason: str = "the server is shutting down") -> None:
         """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest.
 
-        reason: what clients are told. An engine that dies meanwhile, or that is being restarted, is not needed any more.
+        reason: what clients are told. An engine that dies meanwhile, or that is being restarted, is not needed
+        any more.
         """
         self._supervisor.end_restarts()
         if self._state is EngineState.DEAD:

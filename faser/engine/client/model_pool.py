@@ -107,8 +107,9 @@ class PoolObserver(Protocol):
 class PoolLimits:
     """Limits of a pool. max_models: loaded at once; None: no limit. memory_bytes: all of them together.
 
-    max_waiting: requests that wait for one model. load_timeout_s: the longest time that a request waits. idle_timeout_s: a model without requests
-    is unloaded after it; None: never. drain_s: what running requests get to finish when their model is to leave.
+    max_waiting: requests that wait for one model. load_timeout_s: the longest time that a request waits.
+    idle_timeout_s: a model without requests is unloaded after it; None: never. drain_s: what running requests get
+    to finish when their model is to leave.
     """
 
     max_models: int | None
