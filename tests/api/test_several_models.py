@@ -383,7 +383,7 @@ def test_the_wait_for_a_model_counts_towards_the_deadline(http: httpx.Client, mo
     http.post("/models/unload", json={"model": "b"})
     models.b.held = True
     began_s = time.monotonic()
-    thread, answers = asking(http, model="b", timeout=60)
+    thread, _ = asking(http, model="b", timeout=60)
     until(lambda: status(http, "b")["value"] == "loading")
     time.sleep(0.2)
     models.b.held = False

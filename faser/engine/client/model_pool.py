@@ -35,6 +35,7 @@ PROCESS_BYTES = 512 << 20
 _RETRY_PAUSE_S = 10.0  # a model that cannot be loaded is not tried for every request
 _UNKNOWN_LOAD_S = 10.0  # of a model that has never been loaded
 _MAX_RETRY_AFTER_S = 600
+_ENDS = "the server is shutting down"
 
 _log = logging.getLogger("faser.models")
 
@@ -192,11 +193,15 @@ class ModelPool(Generic[App]):
     def state_reason(self) -> str:
         """Return what the server waits for, in words; empty: it does not."""
         if self._state is EngineState.DRAINING:
-            return "the server is shutting down"
+            return _ENDS
         loading = next((each for each in self._preloaded if each.state is ModelState.LOADING), None)
         if self._state is not EngineState.LOADING or loading is None:
             return ""
         return f"model {loading.name!r}: {loading.progress[0]}"
+
+    @property
+    def _ends(self) -> bool:
+        return self._state in (EngineState.DRAINING, EngineState.DEAD)
 
     @property
     def reserved_bytes(self) -> int:
@@ -268,7 +273,7 @@ class ModelPool(Generic[App]):
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         for model in self.models:
-            self._refuse(model, NotReadyError("the server is shutting down"))
+            self._refuse(model, NotReadyError(_ENDS))
         engines = [each.engine for each in self.models if each.engine is not None]
         await asyncio.gather(*(each.drain(timeout_s) for each in engines))
 
@@ -282,7 +287,7 @@ class ModelPool(Generic[App]):
         unloading = [each.unloading for each in self.models if each.unloading is not None]
         await asyncio.gather(*running, *unloading, return_exceptions=True)
         for model in self.models:
-            self._refuse(model, NotReadyError("the server is shutting down"))
+            self._refuse(model, NotReadyError(_ENDS))
         await asyncio.gather(*(self._end(each) for each in self.models if each.engine is not None))
         self._ended.set()
 
@@ -305,8 +310,8 @@ class ModelPool(Generic[App]):
 
         Raises NotReadyError or OverloadError; without a timeout, the error with which the load fails.
         """
-        if self._state in (EngineState.DRAINING, EngineState.DEAD):
-            raise NotReadyError("the server is shutting down")
+        if self._ends:
+            raise NotReadyError(_ENDS)
         if model.is_ready:
             assert model.app is not None
             model.num_users += 1
@@ -359,8 +364,7 @@ class ModelPool(Generic[App]):
 
     def _load_soon(self, model: PooledModel[App]) -> None:
         """Begin to load a model, unless it is being loaded, has yet to leave, or the server ends."""
-        ends = self._state in (EngineState.DRAINING, EngineState.DEAD)
-        if model.loading is None and model.state is ModelState.UNLOADED and not ends:
+        if model.loading is None and model.state is ModelState.UNLOADED and not self._ends:
             model.state, model.began_s = ModelState.LOADING, time.monotonic()
             model.loading = asyncio.create_task(self._load(model), name=f"faser-load-{model.name}")
 
@@ -382,7 +386,8 @@ class ModelPool(Generic[App]):
             info = await model.engine.wait_ready()
         except asyncio.CancelledError:
             await self._end(model)
-            self._refuse(model, NotReadyError(f"model {model.name!r} was unloaded before it was ready"))
+            unloaded = f"model {model.name!r} was unloaded before it was ready"
+            self._refuse(model, NotReadyError(_ENDS if self._ends else unloaded))
         except FaserError as error:
             await self._end(model)
             self._fail(model, error)

@@ -582,7 +582,7 @@ def test_the_drain_refuses_who_waits_ends_loads_and_drains_engines() -> None:
         await settle()
         await pool.drain(3.0)
         for asking in (waiting, ask(pool, "a")):
-            with pytest.raises(NotReadyError):
+            with pytest.raises(NotReadyError, match="the server is shutting down"):
                 await asking
         assert (pool.state, held.engines[0].stopped) == (EngineState.DRAINING, True)
         assert pool_engine(pool, "a").drained_s == 3.0
