@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,19 @@ from faser.api.middleware.keys import ApiKeys
 from faser.api.several_models import model_app
 from faser.cli.application import api_settings, fetch_model
 from faser.config.engine import EngineConfig, cpu_kv_memory
+from faser.config.environment import cache_dir
 from faser.config.several_models import ModelSettings
 from faser.engine.checkpoints.encoders import read_encoder
 from faser.engine.checkpoints.encoders.spec import tensor_shapes
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.names import model_files
-from faser.engine.checkpoints.source import SMOLLM2_ID
+from faser.engine.checkpoints.source import SMOLLM2_ID, cached
 from faser.engine.checkpoints.stored import stored_weights
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.model_pool import PROCESS_BYTES
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.errors import ConfigError
+from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory, may_have_gpu
 from faser.metrics.server import Metrics
 from faser.types.engine import ProgressCallback
@@ -103,6 +105,13 @@ class FileSource:
         self._config = replace(settings.engine, gpu_memory_utilization=share) if self._on_gpu else settings.engine
         self._directory = Path()
         self._tokenizer: tuple[object, Tokenizer] | None = None  # and the files that it is of
+
+    async def read_tokenizer(self) -> None:
+        """Read the tokenizer ahead of the first load, if the model is on this machine."""
+        config = self._config
+        with suppress(ModelError):  # the load has its reason
+            found = await asyncio.to_thread(cached, config.model, cache_dir(), revision=config.revision)
+            await self._load_tokenizer(Path(config.tokenizer or found))
 
     async def locate(self, report: ProgressCallback) -> int:
         """See ModelSource. A model on a GPU takes memory of the machine for its process alone."""

@@ -79,6 +79,9 @@ def serve_models_on(
     server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
 
     async def prepare() -> ModelPool[FastAPI]:
+        for model, source in zip(models, sources, strict=True):
+            if _is_named(model, label):  # a folder may have hundreds
+                await source.read_tokenizer()
         return pool
 
     def announce(_: None) -> None:
@@ -125,5 +128,9 @@ def preloaded(models: Sequence[ModelSettings], config: ServerConfig, label: Labe
     """
     if config.models_preload:
         return config.models_preload
-    first = models[0]
-    return () if first.label("model") == label("models_dir") else first.names[:1]
+    return models[0].names[:1] if _is_named(models[0], label) else ()
+
+
+def _is_named(model: ModelSettings, label: Label) -> bool:
+    """Return whether the operator names a model, rather than a folder that has it."""
+    return model.label("model") != label("models_dir")

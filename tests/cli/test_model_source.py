@@ -135,6 +135,25 @@ def test_a_tokenizer_is_kept_until_its_file_changes(tiny_checkpoint: Path, tmp_p
     asyncio.run(test())
 
 
+def test_a_tokenizer_can_be_read_ahead_of_the_first_load(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def source(model: Path) -> FileSource:
+        config = EngineConfig(model=str(model), backend="torch", num_threads=1)
+        settings = ModelSettings(names=("m",), engine=config, server=ServerConfig(), label=flag_label)
+        metrics = Metrics(model_name="m", max_model_len=0)
+        return FileSource(settings, None, ApiKeys(()), metrics, ResponseStore(0), num_shares=1)
+
+    async def test() -> None:
+        await source(tmp_path / "none").read_tokenizer()  # which is no reason not to serve others
+        ahead = source(tiny_checkpoint)
+        await ahead.read_tokenizer()
+        assert ahead._tokenizer is not None
+        await ahead.locate(lambda *_: None)
+        engine, _ = await ahead.build(lambda *_: None)
+        assert engine.tokenizer is ahead._tokenizer[1]
+
+    asyncio.run(test())
+
+
 def test_limits_follow_from_the_settings_and_the_machine() -> None:
     plain = pool_limits(ServerConfig(), on_gpu=False, max_waiting=9)
     assert (plain.max_models, plain.load_timeout_s, plain.idle_timeout_s, plain.drain_s) == (None, 300, None, 25)
