@@ -5,7 +5,7 @@ depend on it too; the invariants after every operation.
 
 Planted bugs that these tests have caught, beside those that stand below: no slot is ever reserved; a reserved one
 admits its old adapter, or another one, or stays reserved after an abort; adapters of waiting requests are not in
-use; a scored prompt without a slot stops launches ahead.
+use; a scored prompt without a slot stops launches ahead, or one with a slot never starts.
 """
 
 import random
@@ -161,6 +161,17 @@ def test_a_scored_prompt_that_waits_for_a_slot_does_not_stop_launches_ahead() ->
     assert sum(ahead) >= 10, "launches stop while a prompt cannot start anyway"
     driver.check(running, scored)
     assert driver.samples["y", 0].prompt_logprobs == expected_prompt_logprobs(scored)
+
+
+def test_a_scored_prompt_that_can_start_does_so_after_the_steps_in_flight() -> None:
+    driver = Driver(max_loras=1)
+    engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
+    driver.add(with_adapter("x", "x", [1], max_tokens=30))
+    step(engine, driver)
+    driver.add(with_adapter("scored", "x", [2, 3], max_tokens=1, prompt_logprobs=0))
+    for _ in range(4):
+        step(engine, driver)
+    assert driver.samples["scored", 0].prompt_logprobs is not None, "it starves while others decode"
 
 
 def test_a_forgotten_adapter_is_placed_again() -> None:
