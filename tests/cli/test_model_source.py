@@ -21,6 +21,7 @@ from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory
 from faser.metrics.server import Metrics
+from tests.engine.checkpoints.adapter_files import write_adapter
 from tests.engine.checkpoints.encoder_models import write_encoder
 
 
@@ -152,6 +153,28 @@ def test_a_tokenizer_can_be_read_ahead_of_the_first_load(tiny_checkpoint: Path, 
         assert engine.tokenizer is ahead._tokenizer[1]
 
     asyncio.run(test())
+
+
+def test_the_adapters_of_a_model_are_read_with_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def built(path: Path) -> FileSource:
+        config = EngineConfig(model=str(tiny_checkpoint), backend="torch", num_threads=1, enable_lora=True)
+        server = ServerConfig(lora_modules=(f"tuned={path}",))
+        settings = ModelSettings(names=("m",), engine=config, server=server, label=flag_label)
+        source = FileSource(
+            settings, None, ApiKeys(()), Metrics(model_name="m", max_model_len=0), ResponseStore(0), num_shares=1
+        )
+
+        async def build() -> None:
+            await source.locate(lambda *_: None)
+            await source.build(lambda *_: None)
+
+        asyncio.run(build())
+        return source
+
+    path = write_adapter(tmp_path / "tuned")
+    assert built(path).adapters == {"tuned": str(path)}
+    with pytest.raises(ModelError, match=r"none. is neither a local path nor a hub id"):
+        built(tmp_path / "none")
 
 
 def test_limits_follow_from_the_settings_and_the_machine() -> None:

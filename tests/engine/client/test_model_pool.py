@@ -72,6 +72,7 @@ class Source:
     needed: int | None = None  # what `locate` says; None: the size
     engines: list[Engine] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
