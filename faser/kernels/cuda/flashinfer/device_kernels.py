@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
-from faser.kernels.cuda.low_bit import LowBitMatrix
+from faser.kernels.cuda.low_bit import CudaLowBit, LowBitMatrix
 from faser.kernels.interface.adapters import Adapters
 from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet
@@ -25,7 +25,7 @@ from faser.kernels.interface.shapes import AttentionShape
 from faser.optional import maybe
 
 if TYPE_CHECKING:
-    from faser.kernels.cuda.triton.experts import ExpertWeights
+    from faser.kernels.cuda.triton.expert_weights import ExpertWeights
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
@@ -66,6 +66,10 @@ class CudaLinear:
     weight: Tensor
     bias: Tensor | None
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowBitKernels:
@@ -81,12 +85,14 @@ class LowBitKernels:
 class ExpertMatrices:
     """One product of each expert. weights: [N, K] each, in 8 bits those of the rows of `quantised`.
 
-    biases: [N] each; None: there are none. quantised: None: weights are in 16 bits.
+    biases: [N] each; None: there are none. quantised: None: weights are not in 8 bits. low_bit: then there are no
+    weights; None: there are.
     """
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] | None
     quantised: tuple[Fp8Rows, ...] | None = None
+    low_bit: tuple[CudaLowBit, ...] | None = None
 
 
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
@@ -159,16 +165,16 @@ def few_row_experts_kernels(
 
 
 def _networks(gate_up: ExpertMatrices, down: ExpertMatrices) -> "ExpertWeights":
-    from faser.kernels.cuda.triton.experts import ExpertScaling, ExpertWeights
+    from faser.kernels.cuda.triton.expert_weights import ExpertCodes, ExpertScaling, ExpertWeights
 
-    return ExpertWeights.of(
-        gate_up.weights,
-        down.weights,
-        gate_up.biases,
-        down.biases,
-        maybe(ExpertScaling.of, gate_up.quantised),
-        maybe(ExpertScaling.of, down.quantised),
-    )
+    def stored(given: ExpertMatrices) -> tuple[tuple[Tensor, ...], ExpertScaling | ExpertCodes | None]:
+        if given.low_bit is None:
+            return given.weights, maybe(ExpertScaling.of, given.quantised)
+        codes = ExpertCodes.of(given.low_bit)
+        return tuple(each.codes for each in codes.matrices), codes
+
+    (first, first_form), (second, second_form) = stored(gate_up), stored(down)
+    return ExpertWeights.of(first, second, gate_up.biases, down.biases, first_form, second_form)
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:

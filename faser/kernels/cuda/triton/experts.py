@@ -13,6 +13,7 @@ but for what a larger block of rows may do to a product of the tensor cores.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +21,18 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
+from faser.kernels.cuda.triton.expert_weights import TYPES, ExpertCodes, ExpertScaling, ExpertWeights
 from faser.kernels.cuda.triton.grouped_fp8 import WHOLE_ROW
-from faser.kernels.interface.fp8 import FP8, Fp8Rows
-from faser.optional import maybe, or_else
+from faser.kernels.cuda.triton.low_bit import factors_of, kind_of
+from faser.optional import or_else
 
 # Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
 SharedOutput = tuple[Tensor, Tensor]
-TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
 _MOST_ROWS_A_WARPGROUP = 64  # of a tile in 8 bits
+_PLAIN: dict[str, Any] = {"SCALED": False, "LINES": 1, "GROUP": WHOLE_ROW, "CODED": False, "ORDERED": False}
+_PLAIN |= {"FORM": "", "ZERO": 0, "LOWERED": False, "SCALES_HALVED": False, "SCALES_PER_HALF": 1}
+_PLAIN |= {"MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
 FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
@@ -58,101 +62,6 @@ _TILES = (
     (math.inf, Tiles(rows=128, outputs=64, depth=64, weights_first=True)),
 )
 ALL_TILES = tuple(tiles for _, tiles in _TILES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertScaling:
-    """Scales [E, outputs / lines, inputs / group] float32, rounded up, of experts in 8-bit floats; see Fp8Rows."""
-
-    scales: Tensor
-    group: int
-    lines: int
-
-    @classmethod
-    def of(cls, matrices: tuple[Fp8Rows, ...]) -> "ExpertScaling":
-        """Copy the scales of matrices of one shape. All have those of the smallest groups and blocks."""
-        group = math.gcd(*(each.group or WHOLE_ROW for each in matrices))
-        lines = min(each.lines for each in matrices)
-        scales = torch.stack([each.in_groups(group).scales[::lines] for each in matrices])
-        return cls(scales=scales.contiguous(), group=group, lines=lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertWeights:
-    """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
-
-    gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements. gate_up_bias: [E, 2 F];
-    down_bias: [E, H], of the rows' type; None: there are none. gate_up_scaling, down_scaling: of 8-bit floats;
-    None: weights have the type of the rows.
-    """
-
-    gate_up: tuple[Tensor, ...]
-    down: tuple[Tensor, ...]
-    gate_up_offsets: Tensor
-    down_offsets: Tensor
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    gate_up_scaling: "ExpertScaling | None" = None
-    down_scaling: "ExpertScaling | None" = None
-
-    @classmethod
-    def of(
-        cls,
-        gate_up: tuple[Tensor, ...],
-        down: tuple[Tensor, ...],
-        gate_up_biases: tuple[Tensor, ...] | None = None,
-        down_biases: tuple[Tensor, ...] | None = None,
-        gate_up_scaling: "ExpertScaling | None" = None,
-        down_scaling: "ExpertScaling | None" = None,
-    ) -> "ExpertWeights":
-        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not. scaling: of each product.
-
-        Raises EngineError that names the matrix that is not like the first one.
-        """
-        for name, matrices in (("gate_up", gate_up), ("down", down)):
-            first = matrices[0]
-            for number, each in enumerate(matrices):
-                expect(f"{name} of expert {number}", each, tuple(first.shape), *TYPES, FP8, like=first)
-                if each.data_ptr() % 16 or each.dtype is not first.dtype:
-                    raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
-        return cls(
-            gate_up=gate_up,
-            down=down,
-            gate_up_offsets=_offsets(gate_up),
-            down_offsets=_offsets(down),
-            gate_up_bias=maybe(torch.stack, gate_up_biases),
-            down_bias=maybe(torch.stack, down_biases),
-            gate_up_scaling=gate_up_scaling,
-            down_scaling=down_scaling,
-        )
-
-    def check(self, kind: torch.dtype, width: int) -> None:
-        """Raise EngineError unless the matrices fit rows of this type and width, or have scales that fit."""
-        first, size = self.gate_up[0], self.size
-        for name, matrix, shape, scaling, bias in (
-            ("gate_up", first, (2 * size, width), self.gate_up_scaling, self.gate_up_bias),
-            ("down", self.down[0], (width, size), self.down_scaling, self.down_bias),
-        ):
-            expect(name, matrix, shape, kind if scaling is None else FP8, like=first)
-            expect(f"the biases of {name}", bias, (self.count, shape[0]), kind, like=first)
-            if scaling is not None:
-                wanted = (self.count, -(-shape[0] // scaling.lines), -(-shape[1] // scaling.group))
-                expect(f"the scales of {name}", scaling.scales, wanted, torch.float32, like=first)
-
-    @property
-    def count(self) -> int:
-        return len(self.down)
-
-    @property
-    def size(self) -> int:
-        """F: of the inner networks."""
-        return self.down[0].shape[1]
-
-
-def _offsets(matrices: tuple[Tensor, ...]) -> Tensor:
-    first = matrices[0]
-    found = [(each.data_ptr() - first.data_ptr()) // first.element_size() for each in matrices]
-    return torch.tensor(found, dtype=torch.int64).to(first.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +122,6 @@ def experts(
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
-    if networks.gate_up_scaling is not None:
-        tiles = in_8_bits(tiles)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
     inner = gate_up(networks, x, routes, activation, tiles)
     add(down(networks, inner, routes, tiles), routes, hidden, shared)
@@ -225,8 +132,8 @@ def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
     return next(tiles for most, tiles in _TILES if num_pairs <= most * num_experts)
 
 
-def in_8_bits(tiles: Tiles) -> Tiles:
-    """Return tiles for weights in 8 bits: more warps share large ones, as the sums of a group take registers."""
+def of_fewer_bits(tiles: Tiles) -> Tiles:
+    """Return tiles for weights in 8 bits or fewer: more warps share large ones, as widening takes registers."""
     return replace(tiles, warps=2 * tiles.warps) if tiles.rows > _MOST_ROWS_A_WARPGROUP else tiles
 
 
@@ -266,9 +173,9 @@ def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str,
     (rows, top_k), size = routes.weights.shape, networks.size
     inner = x.new_empty((rows * top_k, size))
     first, bias = networks.gate_up[0], networks.gate_up_bias
-    scaled, options = _scaling(networks.gate_up_scaling, routes.weights)
+    stored, options = _stored(networks.gate_up_scaling, routes)
     _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, x), *scaled,
+        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, x), *stored,
         routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
         TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles, options),
     )  # fmt: skip
@@ -289,12 +196,12 @@ def down(
     hidden: to whose rows, at most FEW_ROWS, the weighed results are added. arrived: zeros, see few_row_experts.py.
     """
     first, bias, slots = networks.down[0], networks.down_bias, routes.slots
-    scaled, options = _scaling(networks.down_scaling, routes.weights)
-    width, size = first.shape
+    stored, options = _stored(networks.down_scaling, routes)
+    width, size = len(first), networks.size
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
     into = or_else(hidden, inner)
     _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, or_else(bias, inner), *scaled,
+        inner, first, networks.down_offsets, or_else(bias, inner), *stored,
         routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
         routes.weights, or_else(slots, given), into, into.stride(0),
         or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
@@ -309,23 +216,30 @@ def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
     return (blocks * -(-outputs // tiles.outputs),)
 
 
-def _scaling(scaling: ExpertScaling | None, other: Tensor) -> tuple[tuple[Tensor, int], dict[str, int | bool]]:
-    """Scales and groups of a row for a kernel, and its sizes. other: float32, in place of scales."""
+def _stored(
+    scaling: ExpertScaling | ExpertCodes | None, routes: Routes
+) -> tuple[tuple[Tensor | int, ...], dict[str, Any]]:
+    """Return factors, order and groups of a row for a kernel, and what it is compiled for."""
+    nothing, other = routes.counts, routes.weights  # in place of what there is not
     if scaling is None:
-        return (other, 0), {"SCALED": False, "GROUP": WHOLE_ROW, "LINES": 1}
-    sizes: dict[str, int | bool] = {"SCALED": True, "GROUP": scaling.group, "LINES": scaling.lines}
-    return (scaling.scales, scaling.scales.shape[2]), sizes
+        return (*(other,) * 4, nothing, 0), _PLAIN
+    if isinstance(scaling, ExpertScaling):
+        sizes = _PLAIN | {"SCALED": True, "GROUP": scaling.group, "LINES": scaling.lines}
+        return (scaling.scales, *(other,) * 3, nothing, scaling.scales.shape[2]), sizes
+    first, order = scaling.matrices[0], scaling.order
+    given = (*factors_of(first), or_else(order, nothing), first.scales.values.shape[1])
+    return given, _PLAIN | kind_of(first) | {"CODED": True, "ORDERED": order is not None}
 
 
-def _options(
-    rows: Tensor, networks: ExpertWeights, tiles: Tiles, scaling: dict[str, int | bool]
-) -> dict[str, int | bool]:
+def _options(rows: Tensor, networks: ExpertWeights, tiles: Tiles, stored: dict[str, Any]) -> dict[str, Any]:
+    if stored["SCALED"] or stored["CODED"]:
+        tiles = of_fewer_bits(tiles)
     return {
-        **scaling,
+        **stored,
         "EXPERTS": next_power_of_2(networks.count),
         "ROWS": tiles.rows,
         "OUTPUTS": tiles.outputs,
-        "DEPTH": math.gcd(tiles.depth, scaling["GROUP"]),
+        "DEPTH": math.gcd(tiles.depth, stored["GROUP"]) if stored["SCALED"] else tiles.depth,
         "WEIGHTS_FIRST": tiles.weights_first,
         "WIDE": rows.device.type == "cpu",
         "num_warps": tiles.warps,

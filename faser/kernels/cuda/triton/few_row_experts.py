@@ -16,7 +16,8 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _route_few
-from faser.kernels.cuda.triton.experts import FEW_ROWS, TYPES, ExpertWeights, Routes, Tiles, down, gate_up
+from faser.kernels.cuda.triton.expert_weights import TYPES, ExpertWeights
+from faser.kernels.cuda.triton.experts import FEW_ROWS, Routes, Tiles, down, gate_up
 
 # Tiles of the products, by the names of the ways to compute a mixture. All have one block of pairs an expert.
 FEW_ROW_TILES = {

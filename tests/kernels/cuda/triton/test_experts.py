@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 from faser.errors import EngineError
 from faser.kernels.cuda.flashinfer.device_kernels import ExpertMatrices, experts_kernels
+from faser.kernels.cuda.triton.expert_weights import ExpertWeights
 from faser.kernels.cuda.triton.experts import (
-    ExpertWeights,
     Tiles,
     down,
     experts,
