@@ -28,6 +28,7 @@ from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.grouped_products import GroupedProducts
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
+from faser.kernels.cuda.flashinfer.low_bit_mixtures import LowBitMixtures
 from faser.kernels.cuda.flashinfer.low_bit_products import LowBitProducts
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
@@ -189,6 +190,7 @@ class FlashInferBackend:
         self._low_bit: LowBitProducts | None = None
         if kernels.low_bit is not None:
             self._low_bit = LowBitProducts(kernels.low_bit, self._by_torch, self.choices)
+        self._low_bit_mixtures = LowBitMixtures(self.choices)
         self._load_products = products
         self._products: Products | None = None
         if products is not None and self.choices.can_measure:
@@ -388,7 +390,11 @@ class FlashInferBackend:
         if self._kernels.experts is None:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
-        return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
+        matrices = expert_matrices(block.gate_up), expert_matrices(block.down)
+        run = self._kernels.experts(block, *matrices)
+        if self.choices.can_measure and all(each.low_bit is not None for each in matrices):
+            return self._low_bit_mixtures.measured(run, block)
+        return run
 
     def _few_row_ways(self, block: Experts) -> Ways:
         """Return ways to compute a mixture in fewer launches; none where a shared expert has another form."""
@@ -513,7 +519,8 @@ def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
     for name, some in (("fp8", quantised), ("low-bit codes", low_bit)):
         if len(some) not in (0, len(products)):
             raise ConfigError(
-                f"some experts of a layer are in {name} and others are not; --quantization none dequantises them all"
+                f"some experts of a layer are in {name} and others are not; "
+                "--quantization none dequantises them all"
             )
     biases = tuple(each.bias for each in products if each.bias is not None)
     assert len(biases) in (0, len(products)), "some experts have biases and others have none"

@@ -32,7 +32,8 @@ RopeAppend = Callable[..., Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
 # Of x, logits, hidden, read, of a shared expert what it gives and its logits, and slots; see triton/experts.py.
-RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor | None], None]
+# That of low-bit weights takes `piece_bytes` as well.
+RunExperts = Callable[..., None]
 # Of qkv, rates, net, held, numbers, out; see triton/delta_net.py.
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
@@ -165,16 +166,14 @@ def few_row_experts_kernels(
 
 
 def _networks(gate_up: ExpertMatrices, down: ExpertMatrices) -> "ExpertWeights":
-    from faser.kernels.cuda.triton.expert_weights import ExpertCodes, ExpertScaling, ExpertWeights
+    from faser.kernels.cuda.triton.expert_weights import ExpertProduct, ExpertScaling, ExpertWeights
 
-    def stored(given: ExpertMatrices) -> tuple[tuple[Tensor, ...], ExpertScaling | ExpertCodes | None]:
-        if given.low_bit is None:
-            return given.weights, maybe(ExpertScaling.of, given.quantised)
-        codes = ExpertCodes.of(given.low_bit)
-        return tuple(each.codes for each in codes.matrices), codes
+    def product(name: str, given: ExpertMatrices) -> ExpertProduct:
+        if given.low_bit is not None:
+            return ExpertProduct.of_codes(name, given.low_bit, given.biases)
+        return ExpertProduct.of(name, given.weights, given.biases, maybe(ExpertScaling.of, given.quantised))
 
-    (first, first_form), (second, second_form) = stored(gate_up), stored(down)
-    return ExpertWeights.of(first, second, gate_up.biases, down.biases, first_form, second_form)
+    return ExpertWeights(gate_up=product("gate_up", gate_up), down=product("down", down))
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:

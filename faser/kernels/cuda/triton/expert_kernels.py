@@ -224,7 +224,8 @@ def _inputs_of(order, expert, depth, width, ORDERED: tl.constexpr):
 @jit
 def _coded_sums(codes, of_groups, line, there, start, width, groups, rows, sums, FORM: tl.constexpr,
                 ZERO: tl.constexpr, GROUP: tl.constexpr, SCALES_HALVED: tl.constexpr,
-                SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr, MINIMUMS_PER_HALF: tl.constexpr,
+                SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+                MINIMUMS_PER_HALF: tl.constexpr,
                 OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
                 WIDE: tl.constexpr):  # fmt: skip
     """_sums of weights in low-bit codes, rounded to the type of the rows. of_groups: see _factors_of."""
@@ -246,6 +247,27 @@ def _pairs_from(pairs, first, count, ROWS: tl.constexpr):
     place = first + tl.arange(0, ROWS)
     there = place < count
     return tl.load(pairs + place, mask=there, other=0).to(tl.int64), there
+
+
+@jit_for_any("first", "num_experts")
+def _widen(codes, offsets, scales, scale_halves, minimums, minimum_halves, counts, out, first, num_experts, size,
+           width, groups, FORM: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SCALES_HALVED: tl.constexpr,
+           SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+           MINIMUMS_PER_HALF: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """Some weights of an expert, from the first one on, in out's type; none where no pair is of that expert."""
+    number = tl.program_id(2)
+    expert = (first + number).to(tl.int64)
+    if tl.load(counts + number) > 0:
+        line, start = (tl.program_id(0) * LINES + tl.arange(0, LINES)).to(tl.int64), tl.program_id(1) * DEPTH
+        of_groups = _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_experts, expert)
+        found = low_bit_tile(
+            _matrix_of(codes, offsets, expert), of_groups[0], of_groups[1], of_groups[2], of_groups[3], line,
+            line < size, start, width, groups, FORM, ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED,
+            MINIMUMS_HALVED, MINIMUMS_PER_HALF, LINES, DEPTH,
+        )  # fmt: skip
+        column = start + tl.arange(0, DEPTH)
+        at = out + (number.to(tl.int64) * size + line)[:, None] * width + column[None, :]
+        tl.store(at, found.to(out.dtype.element_ty), mask=(line < size)[:, None] & (column < width)[None, :])
 
 
 @jit_for_any("num_rows", "num_experts")

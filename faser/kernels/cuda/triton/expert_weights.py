@@ -44,12 +44,11 @@ class ExpertCodes:
     """Low-bit matrices of E experts, all of one kind.
 
     offsets: [5, E] int64, from the first expert's, in elements: of codes, of scales and their halves, of minimums
-    and their halves. order: [E, K] int32, the input that each column multiplies; None: columns are in order.
+    and their halves.
     """
 
     matrices: tuple[LowBitMatrix, ...]
     offsets: Tensor
-    order: Tensor | None
 
     @classmethod
     def of(cls, products: Sequence[CudaLowBit]) -> "ExpertCodes":
@@ -57,32 +56,96 @@ class ExpertCodes:
         parts = iter(alike([part for each in products for part in each.parts]))
         matrices = tuple(stacked([next(parts) for _ in each.parts]) for each in products)
         tensors = zip(*((each.codes, *factors_of(each)) for each in matrices), strict=True)
-        return cls(matrices=matrices, offsets=torch.stack(list(map(_offsets, tensors))), order=_orders(products))
+        return cls(matrices=matrices, offsets=torch.stack(list(map(_offsets, tensors))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertProduct:
+    """One product of E experts. matrices: [N, K] each, where they lie; of codes as LowBitMatrix has them.
+
+    offsets: [E] int64, of each from the first one, in elements; of codes those of ExpertCodes. bias: [E, N], of
+    the rows' type; None: there is none. order: [E, K] int32, the input that each column multiplies; None: columns
+    are in order. stored: how 8-bit floats, or codes, stand for weights; None: weights have the type of the rows.
+    """
+
+    matrices: tuple[Tensor, ...]
+    offsets: Tensor
+    bias: Tensor | None = None
+    order: Tensor | None = None
+    stored: ExpertScaling | ExpertCodes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        matrices: tuple[Tensor, ...],
+        biases: tuple[Tensor, ...] | None,
+        stored: ExpertScaling | None = None,
+    ) -> "ExpertProduct":
+        """biases: of each expert, [N]; they are copied, the matrices are not.
+
+        Raises EngineError that names the matrix that is not like the first one.
+        """
+        _check_alike(name, matrices)
+        return cls(matrices=matrices, offsets=_offsets(matrices), bias=maybe(torch.stack, biases), stored=stored)
+
+    @classmethod
+    def of_codes(
+        cls, name: str, products: tuple[CudaLowBit, ...], biases: tuple[Tensor, ...] | None
+    ) -> "ExpertProduct":
+        """See `of`."""
+        stored = ExpertCodes.of(products)
+        matrices = tuple(each.codes for each in stored.matrices)
+        _check_alike(name, matrices)
+        return cls(
+            matrices=matrices,
+            offsets=stored.offsets,
+            bias=maybe(torch.stack, biases),
+            order=_orders(products),
+            stored=stored,
+        )
+
+    def part(self, first: int, weights: Tensor) -> "ExpertProduct":
+        """Return the product of some experts, from the first one on, with dequantised weights [experts, N, K]."""
+        some = slice(first, first + len(weights))
+        return ExpertProduct(
+            matrices=weights.unbind(),
+            offsets=torch.arange(len(weights), device=weights.device) * weights[0].numel(),
+            bias=None if self.bias is None else self.bias[some],
+            order=None if self.order is None else self.order[some],
+        )
+
+    def check(self, name: str, kind: torch.dtype, shape: tuple[int, int]) -> None:
+        """Raise EngineError unless matrices of this shape fit rows of this type, or have scales that fit."""
+        first, stored = self.matrices[0], self.stored
+        if not isinstance(stored, ExpertCodes):
+            expect(name, first, shape, kind if stored is None else FP8, like=first)
+        elif self.shape != shape:
+            raise EngineError(f"{name} has codes of {self.shape}; the kernel needs {shape}")
+        expect(f"the biases of {name}", self.bias, (self.count, shape[0]), kind, like=first)
+        if isinstance(stored, ExpertScaling):
+            wanted = (self.count, -(-shape[0] // stored.lines), -(-shape[1] // stored.group))
+            expect(f"the scales of {name}", stored.scales, wanted, torch.float32, like=first)
+
+    @property
+    def count(self) -> int:
+        return len(self.matrices)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs of a matrix."""
-        return self.matrices[0].num_rows, self.matrices[0].width
+        """N and K."""
+        if isinstance(self.stored, ExpertCodes):
+            return self.stored.matrices[0].num_rows, self.stored.matrices[0].width
+        outputs, inputs = self.matrices[0].shape
+        return outputs, inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
+    """E equal networks. gate_up: of [2 F, H] each, gate then up; down: of [H, F] each."""
 
-    gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements; of codes those of
-    ExpertCodes. gate_up_bias: [E, 2 F]; down_bias: [E, H], of the rows' type; None: there are none.
-    gate_up_scaling, down_scaling: of 8-bit floats, or of codes, in whose form the matrices are; None: weights have
-    the type of the rows.
-    """
-
-    gate_up: tuple[Tensor, ...]
-    down: tuple[Tensor, ...]
-    gate_up_offsets: Tensor
-    down_offsets: Tensor
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    gate_up_scaling: ExpertScaling | ExpertCodes | None = None
-    down_scaling: ExpertScaling | ExpertCodes | None = None
+    gate_up: ExpertProduct
+    down: ExpertProduct
 
     @classmethod
     def of(
@@ -91,62 +154,44 @@ class ExpertWeights:
         down: tuple[Tensor, ...],
         gate_up_biases: tuple[Tensor, ...] | None = None,
         down_biases: tuple[Tensor, ...] | None = None,
-        gate_up_scaling: ExpertScaling | ExpertCodes | None = None,
-        down_scaling: ExpertScaling | ExpertCodes | None = None,
     ) -> "ExpertWeights":
-        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not. scaling: of each product.
-
-        Raises EngineError that names the matrix that is not like the first one.
-        """
-        for name, matrices in (("gate_up", gate_up), ("down", down)):
-            first = matrices[0]
-            for number, each in enumerate(matrices):
-                expect(
-                    f"{name} of expert {number}", each, tuple(first.shape), *TYPES, FP8, torch.uint8, like=first
-                )
-                if each.data_ptr() % 16 or each.dtype is not first.dtype:
-                    raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
+        """Take weights of the rows' type; see ExpertProduct.of."""
         return cls(
-            gate_up=gate_up,
-            down=down,
-            gate_up_offsets=_offsets_of(gate_up, gate_up_scaling),
-            down_offsets=_offsets_of(down, down_scaling),
-            gate_up_bias=maybe(torch.stack, gate_up_biases),
-            down_bias=maybe(torch.stack, down_biases),
-            gate_up_scaling=gate_up_scaling,
-            down_scaling=down_scaling,
+            gate_up=ExpertProduct.of("gate_up", gate_up, gate_up_biases),
+            down=ExpertProduct.of("down", down, down_biases),
         )
 
     def check(self, kind: torch.dtype, width: int) -> None:
         """Raise EngineError unless the matrices fit rows of this type and width, or have scales that fit."""
-        first, size = self.gate_up[0], self.size
-        for name, matrix, shape, scaling, bias in (
-            ("gate_up", first, (2 * size, width), self.gate_up_scaling, self.gate_up_bias),
-            ("down", self.down[0], (width, size), self.down_scaling, self.down_bias),
-        ):
-            expect(f"the biases of {name}", bias, (self.count, shape[0]), kind, like=first)
-            if isinstance(scaling, ExpertCodes):
-                if scaling.shape != shape:
-                    raise EngineError(f"{name} has codes of {scaling.shape}; the kernel needs {shape}")
-                continue
-            expect(name, matrix, shape, kind if scaling is None else FP8, like=first)
-            if scaling is not None:
-                wanted = (self.count, -(-shape[0] // scaling.lines), -(-shape[1] // scaling.group))
-                expect(f"the scales of {name}", scaling.scales, wanted, torch.float32, like=first)
+        self.gate_up.check("gate_up", kind, (2 * self.size, width))
+        self.down.check("down", kind, (width, self.size))
+
+    @property
+    def first(self) -> Tensor:
+        """A matrix, on the device of all."""
+        return self.gate_up.matrices[0]
 
     @property
     def count(self) -> int:
-        return len(self.down)
+        return self.down.count
+
+    @property
+    def width(self) -> int:
+        """H: of the rows."""
+        return self.down.shape[0]
 
     @property
     def size(self) -> int:
         """F: of the inner networks."""
-        scaling = self.down_scaling
-        return scaling.shape[1] if isinstance(scaling, ExpertCodes) else self.down[0].shape[1]
+        return self.down.shape[1]
 
 
-def _offsets_of(matrices: tuple[Tensor, ...], scaling: ExpertScaling | ExpertCodes | None) -> Tensor:
-    return scaling.offsets if isinstance(scaling, ExpertCodes) else _offsets(matrices)
+def _check_alike(name: str, matrices: tuple[Tensor, ...]) -> None:
+    first = matrices[0]
+    for number, each in enumerate(matrices):
+        expect(f"{name} of expert {number}", each, tuple(first.shape), *TYPES, FP8, torch.uint8, like=first)
+        if each.data_ptr() % 16 or each.dtype is not first.dtype:
+            raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
 
 
 def _offsets(matrices: Sequence[Tensor]) -> Tensor:

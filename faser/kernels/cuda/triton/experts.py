@@ -12,6 +12,7 @@ but for what a larger block of rows may do to a product of the tensor cores.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,14 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
-from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
-from faser.kernels.cuda.triton.expert_weights import TYPES, ExpertCodes, ExpertScaling, ExpertWeights
+from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route, _widen
+from faser.kernels.cuda.triton.expert_weights import (
+    TYPES,
+    ExpertCodes,
+    ExpertProduct,
+    ExpertScaling,
+    ExpertWeights,
+)
 from faser.kernels.cuda.triton.grouped_fp8 import WHOLE_ROW
 from faser.kernels.cuda.triton.low_bit import factors_of, kind_of
 from faser.optional import or_else
@@ -30,7 +37,9 @@ from faser.optional import or_else
 SharedOutput = tuple[Tensor, Tensor]
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
 _MOST_ROWS_A_WARPGROUP = 64  # of a tile in 8 bits
-_PLAIN: dict[str, Any] = {"SCALED": False, "LINES": 1, "GROUP": WHOLE_ROW, "CODED": False, "ORDERED": False}
+_WIDENED = (16, 256)  # lines and columns of a program that dequantises
+# What kernels of weights in 16 bits are compiled for.
+_PLAIN: dict[str, Any] = {"SCALED": False, "LINES": 1, "GROUP": WHOLE_ROW, "CODED": False}
 _PLAIN |= {"FORM": "", "ZERO": 0, "LOWERED": False, "SCALES_HALVED": False, "SCALES_PER_HALF": 1}
 _PLAIN |= {"MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
 FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
@@ -95,16 +104,18 @@ def experts(
     renormalise: bool,
     activation: str,
     scales: Tensor | None = None,
+    piece_bytes: int | None = None,
 ) -> None:
     """Compute Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
     read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
     last; None: no expert is shared. slots: [R] int64, below 0 for padding, whose rows stay as they are; None: no
-    row is. scales: [E] float32.
+    row is. scales: [E] float32. piece_bytes: low-bit weights become those of the rows' type first, those of some
+    experts at a time, in room of so many bytes that the next ones overwrite; None: codes are read.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count = x.shape, networks.count
-    first = networks.gate_up[0]
+    first = networks.first
     expect_lines("x", x, (rows, width), *TYPES, like=first)
     expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
     expect("logits", logits, (rows, count), torch.float32, like=first)
@@ -123,8 +134,8 @@ def experts(
         return
     tiles = tiles_for(rows * top_k, count)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
-    inner = gate_up(networks, x, routes, activation, tiles)
-    add(down(networks, inner, routes, tiles), routes, hidden, shared)
+    inner = gate_up(networks, x, routes, activation, tiles, piece_bytes=piece_bytes)
+    add(down(networks, inner, routes, tiles, piece_bytes=piece_bytes), routes, hidden, shared)
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
@@ -168,17 +179,25 @@ def route(
     return Routes(weights=weights, pairs=pairs, counts=counts, slots=slots)
 
 
-def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str, tiles: Tiles) -> Tensor:
+def gate_up(
+    networks: ExpertWeights,
+    x: Tensor,
+    routes: Routes,
+    activation: str,
+    tiles: Tiles,
+    *,
+    piece_bytes: int | None = None,
+) -> Tensor:
     """Return for each pair the activated inner values of its expert: [R K, F], of x's type."""
     (rows, top_k), size = routes.weights.shape, networks.size
     inner = x.new_empty((rows * top_k, size))
-    first, bias = networks.gate_up[0], networks.gate_up_bias
-    stored, options = _stored(networks.gate_up_scaling, routes)
-    _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, x), *stored,
-        routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
-        TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles, options),
-    )  # fmt: skip
+    for part, own in _parts(networks.gate_up, routes, x, piece_bytes):
+        stored, options = _stored(part, own)
+        _gate_up[_programs(own, size, tiles)](
+            x, x.stride(0), part.matrices[0], part.offsets, or_else(part.bias, x), *stored, own.pairs, own.counts,
+            rows, part.count, inner, x.shape[1], size, TOP=top_k, ACTIVATION=activation,
+            BIASED=part.bias is not None, **_options(x, part, tiles, options),
+        )  # fmt: skip
     return inner
 
 
@@ -190,25 +209,47 @@ def down(
     *,
     hidden: Tensor | None = None,
     arrived: Tensor | None = None,
+    piece_bytes: int | None = None,
 ) -> Tensor:
     """Return for each pair the result of its expert: [R K, H] float32.
 
     hidden: to whose rows, at most FEW_ROWS, the weighed results are added. arrived: zeros, see few_row_experts.py.
     """
-    first, bias, slots = networks.down[0], networks.down_bias, routes.slots
-    stored, options = _stored(networks.down_scaling, routes)
-    width, size = len(first), networks.size
+    width, size, slots = networks.width, networks.size, routes.slots
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
     into = or_else(hidden, inner)
-    _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, or_else(bias, inner), *stored,
-        routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
-        routes.weights, or_else(slots, given), into, into.stride(0),
-        or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
-        PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
-        **_options(inner, networks, tiles, options),
-    )  # fmt: skip
+    for part, own in _parts(networks.down, routes, inner, piece_bytes):
+        stored, options = _stored(part, own)
+        _down[_programs(own, width, tiles)](
+            inner, part.matrices[0], part.offsets, or_else(part.bias, inner), *stored, own.pairs, own.counts,
+            len(own.weights), part.count, given, width, size, own.weights, or_else(slots, given), into,
+            into.stride(0), or_else(arrived, own.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
+            PADDED=slots is not None, TOP=own.weights.shape[1], BIASED=part.bias is not None,
+            **_options(inner, part, tiles, options),
+        )  # fmt: skip
     return given
+
+
+def _parts(
+    product: ExpertProduct, routes: Routes, rows: Tensor, piece_bytes: int | None
+) -> Iterator[tuple[ExpertProduct, Routes]]:
+    """Yield the product and its pairs; or those of some experts after the others, with dequantised weights."""
+    codes = product.stored
+    if piece_bytes is None or not isinstance(codes, ExpertCodes):
+        yield product, routes
+        return
+    (outputs, inputs), count, first = product.shape, product.count, codes.matrices[0]
+    most = min(count, max(1, piece_bytes // (outputs * inputs * rows.element_size())))
+    room = rows.new_empty((most, outputs, inputs))
+    for start in range(0, count, most):
+        some = slice(start, start + most)
+        own = replace(routes, pairs=routes.pairs[some], counts=routes.counts[some])
+        weights = room[: len(own.counts)]
+        _widen[(-(-outputs // _WIDENED[0]), -(-inputs // _WIDENED[1]), len(weights))](
+            first.codes, product.offsets, *factors_of(first), own.counts, weights, start, count, outputs, inputs,
+            first.scales.values.shape[1], **kind_of(first), LINES=_WIDENED[0], DEPTH=_WIDENED[1], **EXACT,
+        )  # fmt: skip
+        yield product.part(start, weights), own
 
 
 def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
@@ -216,27 +257,26 @@ def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
     return (blocks * -(-outputs // tiles.outputs),)
 
 
-def _stored(
-    scaling: ExpertScaling | ExpertCodes | None, routes: Routes
-) -> tuple[tuple[Tensor | int, ...], dict[str, Any]]:
+def _stored(product: ExpertProduct, routes: Routes) -> tuple[tuple[Tensor | int, ...], dict[str, Any]]:
     """Return factors, order and groups of a row for a kernel, and what it is compiled for."""
-    nothing, other = routes.counts, routes.weights  # in place of what there is not
-    if scaling is None:
-        return (*(other,) * 4, nothing, 0), _PLAIN
-    if isinstance(scaling, ExpertScaling):
-        sizes = _PLAIN | {"SCALED": True, "GROUP": scaling.group, "LINES": scaling.lines}
-        return (scaling.scales, *(other,) * 3, nothing, scaling.scales.shape[2]), sizes
-    first, order = scaling.matrices[0], scaling.order
-    given = (*factors_of(first), or_else(order, nothing), first.scales.values.shape[1])
-    return given, _PLAIN | kind_of(first) | {"CODED": True, "ORDERED": order is not None}
+    nothing, order, stored = routes.weights, or_else(product.order, routes.counts), product.stored
+    options = _PLAIN | {"ORDERED": product.order is not None}
+    if stored is None:
+        return (*(nothing,) * 4, order, 0), options
+    if isinstance(stored, ExpertScaling):
+        sizes = {"SCALED": True, "GROUP": stored.group, "LINES": stored.lines}
+        return (stored.scales, *(nothing,) * 3, order, stored.scales.shape[2]), options | sizes
+    first = stored.matrices[0]
+    given = (*factors_of(first), order, first.scales.values.shape[1])
+    return given, options | kind_of(first) | {"CODED": True}
 
 
-def _options(rows: Tensor, networks: ExpertWeights, tiles: Tiles, stored: dict[str, Any]) -> dict[str, Any]:
-    if stored["SCALED"] or stored["CODED"]:
+def _options(rows: Tensor, product: ExpertProduct, tiles: Tiles, stored: dict[str, Any]) -> dict[str, Any]:
+    if product.stored is not None:
         tiles = of_fewer_bits(tiles)
     return {
         **stored,
-        "EXPERTS": next_power_of_2(networks.count),
+        "EXPERTS": next_power_of_2(product.count),
         "ROWS": tiles.rows,
         "OUTPUTS": tiles.outputs,
         "DEPTH": math.gcd(tiles.depth, stored["GROUP"]) if stored["SCALED"] else tiles.depth,

@@ -46,7 +46,7 @@ class FewRowExperts:
     arrived: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        width, first = len(self.networks.down[0]), self.networks.gate_up[0]
+        width, first = self.networks.width, self.networks.first
         expect("router", self.router, (self.networks.count, width), *TYPES, like=first)
         self.networks.check(self.router.dtype, width)
         assert self.activation in ACTIVATIONS, self.activation
@@ -73,7 +73,7 @@ class FewRowExperts:
         """
         (rows, width), networks = x.shape, self.networks
         assert 0 < rows <= FEW_ROWS, rows
-        first, router_norm = networks.gate_up[0], norm if router_norm is None else router_norm
+        first, router_norm = networks.first, norm if router_norm is None else router_norm
         expect_lines("x", x, (rows, width), self.router.dtype, like=first)
         expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
         expect("norm", norm, (width,), torch.float32, like=first)

@@ -21,11 +21,13 @@ from faser.kernels.cuda.flashinfer.device_kernels import (
     experts_kernels,
     few_row_experts_kernels,
 )
+from faser.kernels.cuda.flashinfer.low_bit_mixtures import MOST_TOGETHER, LowBitMixtures
 from faser.kernels.cuda.low_bit import CudaLowBit, Factors, LowBitMatrix, alike, pack_low_bit
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.types.activation import Activation
 from tests.kernels.cuda.fake_graph import dequantised
+from tests.kernels.cuda.flashinfer.chosen import Chosen
 from tests.kernels.cuda.triton.rows import DEVICE
 from tests.kernels.cuda.triton.test_low_bit import grouped
 from tests.kernels.interface.low_bit.blocks import random_blocks
@@ -101,18 +103,12 @@ class Mixture:
             router=router, gate_up=gate_up, down=down, top_k=TOP, renormalise=True, activation=self.kind.activation
         )
 
-    def added(self, x: Tensor) -> Tensor:
+    def added(self, x: Tensor, piece_bytes: int | None = None) -> Tensor:
         """By the launches for any number of rows."""
         block, hidden = self.block, torch.zeros_like(x)
         run = experts_kernels(block, *map(expert_matrices, (block.gate_up, block.down)))
-        run(
-            x,
-            x.float() @ self.router.float().T,
-            hidden,
-            torch.zeros(1, dtype=torch.int64, device=DEVICE),
-            None,
-            None,
-        )
+        read = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        run(x, x.float() @ self.router.float().T, hidden, read, None, None, piece_bytes=piece_bytes)
         return hidden
 
     def in_few_launches(self, x: Tensor) -> dict[str, Tensor]:
@@ -191,6 +187,40 @@ def test_a_row_has_the_same_bits_whatever_other_rows_there_are(name: str) -> Non
         assert torch.equal(mixture.added(x[some]), together[some])
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "gptq"])
+@pytest.mark.full(but=("gptq",))
+def test_dequantised_experts_give_the_bits_of_codes(name: str) -> None:
+    """Two experts at a time, one of which no row chooses. Oracle: codes that are read."""
+    mixture = Mixture(KINDS[name])
+    x = mixture.rows(2)
+    mixture.router[0] = -64 * x.sum(0)
+    assert torch.equal(mixture.added(x, piece_bytes=2 * 2 * 2 * mixture.inner * mixture.hidden), mixture.added(x))
+
+
+def test_many_rows_of_an_expert_are_computed_in_the_faster_way() -> None:
+    """Which is measured once; few rows are not measured."""
+    mixture = Mixture(KINDS["gptq"])
+    taken: list[tuple[int, bool]] = []
+
+    def run(x: Tensor, _logits: Tensor, hidden: Tensor, *_: object, piece_bytes: int | None) -> None:
+        taken.append((len(x), piece_bytes is not None))
+        hidden.copy_(x)
+
+    for way in ("dequantised", "as stored"):
+        choices = Chosen(way)
+        mixed = LowBitMixtures(choices).measured(run, mixture.block)
+        edge = MOST_TOGETHER * COUNT // TOP
+        for rows in (edge, edge + 1, edge + 2):
+            x = mixture.rows(rows)
+            mixed(x, torch.zeros(rows, COUNT), torch.zeros_like(x), torch.zeros(1), None, None)
+        served = [each for each in taken if each[0] != edge + 1][-2:]
+        assert served == [(edge, False), (edge + 2, way == "dequantised")]
+        assert choices.keys == [
+            "low-bit mixture of 3, 2 each, (192, 160), ('nibbles', 8, 32, (float16, 1)), "
+            "('nibbles', 8, 32, (float16, 1)), float16"
+        ]
+
+
 def test_experts_of_several_kinds_are_copied_into_one() -> None:
     """Gate and up in two formats; scales that half floats do not hold in one expert; no minimums in another."""
     mixture = Mixture(KINDS["awq"])
@@ -231,7 +261,7 @@ def test_codes_are_held_once_and_in_as_many_bits_as_they_are_stored() -> None:
     values = COUNT * 3 * mixture.hidden * mixture.inner
     assert held == values * 17 / 32
     networks = _networks(*map(expert_matrices, (mixture.block.gate_up, mixture.block.down)))
-    for packed, codes in ((mixture.gate_up, networks.gate_up_scaling), (mixture.down, networks.down_scaling)):
+    for packed, codes in ((mixture.gate_up, networks.gate_up.stored), (mixture.down, networks.down.stored)):
         for one, other in zip(packed, codes.matrices, strict=True):
             assert one.parts[0] is other
 
