@@ -152,6 +152,7 @@ OTHERS |= {
     "_few_low_bit_rows": _LOW_BIT | {"codes": "*u32", "norm": "*fp32"},
     "_low_bit_rows": _LOW_BIT,
     "_dequantise": _LOW_BIT,
+    "_widen": _LOW_BIT | {"offsets": "*i64", "num_experts": "i32"},
 }
 OTHERS["_few_row_attention"] = {
     **dict.fromkeys(("q_weight", "k_weight", "v_weight", "sinks", "mixed", "sums"), "*fp32"),
@@ -193,6 +194,7 @@ VARIANTS_ONLY = (
     "_few_low_bit_rows",
     "_low_bit_rows",
     "_dequantise",
+    "_widen",
     "_adapter_down",
     "_adapter_up",
 )  # kernels for which the common sizes make no sense
@@ -209,6 +211,7 @@ _PIPELINED = {
     "_few_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_dequantise": ("width",),
+    "_widen": ("size", "width"),
     "_adapter_down": ("stride", "depth", "width"),
     "_adapter_up": ("stride", "size", "width"),
 }
@@ -270,6 +273,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for kind in _LOW_BIT_KINDS
         for listed in (False, True)
     ],
+    "_widen": [{"LINES": 16, "DEPTH": 256, **kind} for kind in _LOW_BIT_KINDS],
     "_few_row_attention": [
         {"ROWS": rows, "QUERIES": queries, "NORMED": 2, **kind, **_DEPENDENT}
         for rows, queries in ((1, 16), (2, 16), (8, 32))

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.rounding import rounded
 from faser.kernels.interface.low_bit.formats import BlockFormat, GroupFactors, MemoryForm
-from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows, quantise
+from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
 from faser.optional import maybe
 from faser.types.arrays import Bytes
 
@@ -168,7 +169,7 @@ def _matrix(part: LowBitPart, device: torch.device) -> LowBitMatrix:
     if isinstance(part, BlockRows) and part.format.form is MemoryForm.FLOATS_OF_4:
         return _floats_of_4(part.blocks, part.format, device)
     if isinstance(part, FloatRows):
-        part = quantise(part.weight.float().cpu().numpy(), part.scheme)
+        return _rounded(part, device)
     if isinstance(part, GroupRows):
         form, group, zero = part.form, part.group_size, part.zero_point
         codes, scales = part.codes, GroupFactors(values=part.scales)
@@ -188,6 +189,19 @@ def _matrix(part: LowBitPart, device: torch.device) -> LowBitMatrix:
         group=group,
         scales=_factors(scales, device),
         minimums=None if minimums is None else _factors(minimums, device),
+    )
+
+
+def _rounded(part: FloatRows, device: torch.device) -> LowBitMatrix:
+    scheme = part.scheme
+    codes, scales, minimums = rounded(part.weight.to(device), scheme)
+    return LowBitMatrix(
+        codes=_pairs(codes) if scheme.form is MemoryForm.NIBBLES else codes,
+        form="nibbles" if scheme.form is MemoryForm.NIBBLES else "bytes",
+        zero_point=scheme.zero_point,
+        group=scheme.group_size,
+        scales=Factors(values=scales, halves=None),
+        minimums=Factors(values=minimums, halves=None) if scheme.has_minimums else None,
     )
 
 
