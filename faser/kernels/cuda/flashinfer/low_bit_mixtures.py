@@ -25,16 +25,20 @@ class LowBitMixtures:
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
-        self._pieces: dict[str, int | None] = {}  # of how many bytes; None: codes are read
+        self._pieces: dict[tuple[str, torch.dtype], int | None] = {}  # of how many bytes; None: codes are read
 
     def measured(self, run: RunExperts, block: Experts) -> RunExperts:
         """Return the mixture in the faster way for as many rows as it is given."""
-        return partial(self._run, run, block)
+        parts = [f"low-bit mixture of {len(block.gate_up)}", f"{block.top_k} each", str(block.gate_up[0].shape)]
+        parts += [str(each.kind) for some in (block.gate_up, block.down) for each in some[0].parts]
+        most = MOST_TOGETHER * len(block.gate_up) // block.top_k
+        return partial(self._run, run, ", ".join(parts), most)
 
     def _run(
         self,
         run: RunExperts,
-        block: Experts,
+        key: str,
+        most: int,
         x: Tensor,
         logits: Tensor,
         hidden: Tensor,
@@ -42,18 +46,12 @@ class LowBitMixtures:
         shared: tuple[Tensor, Tensor] | None,
         slots: Tensor | None,
     ) -> None:
-        piece_bytes = None
-        if len(x) * block.top_k > MOST_TOGETHER * len(block.gate_up):
-            kinds = (block.gate_up[0].parts, block.down[0].parts)
-            parts = [
-                f"low-bit mixture of {len(block.gate_up)}",
-                f"{block.top_k} each",
-                str(block.gate_up[0].shape),
-            ]
-            key = ", ".join([*parts, *(str(each.kind) for some in kinds for each in some), str(x.dtype)])
-            if key not in self._pieces:
-                self._pieces[key] = self._fastest(key.replace("torch.", ""), run, x, logits)
-            piece_bytes = self._pieces[key]
+        """most: rows with which codes are read."""
+        piece_bytes, known = None, (key, x.dtype)
+        if len(x) > most:
+            if known not in self._pieces:
+                self._pieces[known] = self._fastest(f"{key}, {x.dtype}".replace("torch.", ""), run, x, logits)
+            piece_bytes = self._pieces[known]
         run(x, logits, hidden, read, shared, slots, piece_bytes=piece_bytes)
 
     def _fastest(self, key: str, run: RunExperts, x: Tensor, logits: Tensor) -> int | None:
@@ -69,9 +67,6 @@ class LowBitMixtures:
             run(rows, by_router, hidden, read, None, None, piece_bytes=piece_bytes)
             return hidden
 
-        ways = {_AS_STORED: None, _DEQUANTISED: _PIECE_BYTES}
-        return ways[
-            self._choices.fastest(
-                key, {name: partial(way, each) for name, each in ways.items()}, tolerance=_TOLERANCE
-            )
-        ]
+        pieces = {_AS_STORED: None, _DEQUANTISED: _PIECE_BYTES}
+        ways = {name: partial(way, each) for name, each in pieces.items()}
+        return pieces[self._choices.fastest(key, ways, tolerance=_TOLERANCE)]
