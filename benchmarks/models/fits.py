@@ -156,7 +156,6 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": _sized(
         QWEN3_30B_A3B, _QWEN3_235B, _FP8, moe_intermediate_size=1536, max_position_embeddings=262144
     ),
-    "Qwen/Qwen3-235B-A22B-GPTQ-Int4": _sized(QWEN3_30B_A3B, _QWEN3_235B, _GPTQ, moe_intermediate_size=1536),
     "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8": _QWEN3_NEXT | {"quantization_config": _FP8},
     "mistralai/Mistral-7B-Instruct-v0.3": _sized(_MISTRAL, (4096, 14336, 32, 32, 8), vocab_size=32768),
     "mistralai/Mistral-Nemo-Instruct-2407": _sized(
