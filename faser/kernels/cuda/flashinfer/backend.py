@@ -400,7 +400,7 @@ class FlashInferBackend:
         """Return ways to compute a mixture in fewer launches; none where a shared expert has another form."""
         shared = block.shared or ()
         products = [(*each, *shared[at : at + 1]) for at, each in enumerate((block.gate_up, block.down))]
-        forms = {tuple((type(one), one.shape) for one in pair) for pair in zip(*products, strict=True)}
+        forms = {tuple(map(_form, pair)) for pair in zip(*products, strict=True)}
         if len(forms) > 1:
             return {}
         assert self._kernels.few_row_experts is not None
@@ -510,6 +510,11 @@ class FlashInferBackend:
         wrapper.run(q=q.view(size), paged_kv_cache=pages, out=mixed, lse=log2_sums, return_lse=True)
         self._kernels.scale_by_sinks(mixed, log2_sums, sinks)
         return out
+
+
+def _form(product: PackedLinear) -> tuple[object, ...]:
+    kinds = (each.kind for each in product.parts) if isinstance(product, CudaLowBit) else ()
+    return (type(product), product.shape, *kinds)
 
 
 def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
