@@ -35,6 +35,7 @@ from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 from faser.kernels.cuda.triton.few_rows import STAGES
 from faser.kernels.cuda.triton.grouped_fp8 import ALL_TILES as GROUPED_TILES
 from faser.kernels.cuda.triton.low_bit import STAGES as LOW_BIT_STAGES
+from faser.kernels.cuda.triton.low_bit import stages_of
 
 TYPES = {
     "*fp32": (
@@ -236,6 +237,12 @@ _UNITS: tuple[dict[str, Any], ...] = (
     {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
     {"NORMED": False, "ADDS": True, "ACTIVATION": ""},
 )
+
+
+def _stages(outputs: int, kind: dict[str, Any], unit: dict[str, Any]) -> int:
+    return stages_of(outputs, kind["GROUP"], gated=bool(unit["ACTIVATION"]))
+
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
     "_few_rows": [
@@ -257,7 +264,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for tiles in GROUPED_TILES
     ],
     "_few_low_bit_rows": [
-        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": LOW_BIT_STAGES[outputs], **kind, **unit, **_DEPENDENT}
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": _stages(outputs, kind, unit), **kind, **unit, **_DEPENDENT}
         for kind in _LOW_BIT_KINDS
         for unit in _UNITS
         for rows in (1, 2, 4)

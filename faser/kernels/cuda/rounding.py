@@ -22,7 +22,8 @@ def rounded(weight: Tensor, scheme: Scheme) -> Rounded:
     """
     at_once = max(1, _VALUES_AT_ONCE // weight.shape[1])
     of_groups = _int8 if scheme is INT8 else _int4
-    some = [of_groups(each.float().reshape(-1, scheme.group_size)) for each in weight.split(at_once)]
+    parts = [weight[first : first + at_once] for first in range(0, len(weight), at_once)]
+    some = [of_groups(each.float().reshape(-1, scheme.group_size)) for each in parts]
     codes, scales, minimums = (torch.cat(each).view(len(weight), -1) for each in zip(*some, strict=True))
     return codes, scales.half(), minimums.half()
 

@@ -1,6 +1,6 @@
 """Weights rounded on a device, a GPU where there is one, have the bits that interface/low_bit/rows.py defines.
 
-Bugs these tests have been seen to catch: PLANTED.
+Bugs these tests have been seen to catch: the last line tried is kept; an error of minimums that are not rounded.
 """
 
 import numpy as np

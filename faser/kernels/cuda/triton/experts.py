@@ -262,10 +262,10 @@ def _stored(product: ExpertProduct, routes: Routes) -> tuple[tuple[Tensor | int,
     nothing, order, stored = routes.weights, or_else(product.order, routes.counts), product.stored
     options = _PLAIN | {"ORDERED": product.order is not None}
     if stored is None:
-        return (*(nothing,) * 4, order, 0), options
+        return (nothing, nothing, nothing, nothing, order, 0), options
     if isinstance(stored, ExpertScaling):
         sizes = {"SCALED": True, "GROUP": stored.group, "LINES": stored.lines}
-        return (stored.scales, *(nothing,) * 3, order, stored.scales.shape[2]), options | sizes
+        return (stored.scales, nothing, nothing, nothing, order, stored.scales.shape[2]), options | sizes
     first = stored.matrices[0]
     given = (*factors_of(first), order, first.scales.values.shape[1])
     return given, options | kind_of(first) | {"CODED": True}

@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.low_bit import Factors, LowBitMatrix
+from faser.kernels.cuda.low_bit import GROUPS, Factors, LowBitMatrix
 from faser.kernels.cuda.triton.common import (
     ACTIVATIONS,
     EXACT,
@@ -361,6 +361,11 @@ def _dequantise(
     tl.store(at, found.to(out.dtype.element_ty), mask=there[:, None] & (column < width)[None, :])
 
 
+def stages_of(outputs: int, group: int, *, gated: bool) -> int:
+    """Return steps that are on their way: one fewer for groups of 16 (Q6_K) with a gate, lest registers spill."""
+    return STAGES[outputs] - (gated and group == GROUPS[0])
+
+
 def few_low_bit_rows(
     x: Tensor,
     weight: LowBitMatrix,
@@ -389,7 +394,8 @@ def few_low_bit_rows(
         x, x.stride(0), weight.codes.view(torch.uint32), *factors_of(weight), x if norm is None else norm,
         x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows, size, width,
         weight.scales.values.shape[1], eps,
-        ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs], **kind_of(weight),
+        ROWS=next_power_of_2(rows), OUTPUTS=outputs,
+        STAGES=stages_of(outputs, weight.group, gated=bool(activation)), **kind_of(weight),
         NORMED=norm is not None, BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
         DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x), **EXACT,
     )  # fmt: skip

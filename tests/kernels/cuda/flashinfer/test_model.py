@@ -234,11 +234,11 @@ def test_gemma_4_says_what_it_says_on_the_reference_backend(kind: str, tmp_path:
     assert error(torch.cat([graphs.step(batch) for batch in steps()])) <= bound
 
 
-class FloatsOfExperts(TorchDispatchMode):
+class FloatsOfExperts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds tensors of floats that are as large as a matrix of an expert. sizes: of such matrices, in values."""
 
     def __init__(self, sizes: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes, self.found = sizes, set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -252,7 +252,7 @@ class FloatsOfExperts(TorchDispatchMode):
 def test_experts_in_mxfp4_stay_as_they_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With biases, clamps and sinks, eagerly and as graphs; and while they are loaded no matrix of floats is made.
 
-    Planted: a backend without such experts, the exponents of the next row.
+    Planted: a backend without such experts, the exponents of the next row, neighbours of a byte exchanged.
     """
     fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
     write_family_model(tmp_path, "gpt_oss", fields | {"sliding_window": 5, "intermediate_size": 96})
