@@ -267,7 +267,7 @@ def _stored(product: ExpertProduct, routes: Routes) -> tuple[tuple[Tensor | int,
         sizes = {"SCALED": True, "GROUP": stored.group, "LINES": stored.lines}
         return (stored.scales, nothing, nothing, nothing, order, stored.scales.shape[2]), options | sizes
     first = stored.matrices[0]
-    given = (*factors_of(first), order, first.scales.values.shape[1])
+    given: tuple[Tensor | int, ...] = (*factors_of(first), order, first.scales.values.shape[1])
     return given, options | kind_of(first) | {"CODED": True}
 
 
