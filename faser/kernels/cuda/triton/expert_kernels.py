@@ -214,14 +214,6 @@ def _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_exp
 
 
 @jit
-def _inputs_of(order, expert, depth, width, ORDERED: tl.constexpr):
-    """Return the inputs that an expert's columns multiply; depth, as a rule."""
-    if ORDERED:
-        depth = tl.load(order + expert * width + depth, mask=depth < width, other=0)
-    return depth
-
-
-@jit
 def _coded_sums(codes, of_groups, line, there, start, width, groups, rows, sums, FORM: tl.constexpr,
                 ZERO: tl.constexpr, GROUP: tl.constexpr, SCALES_HALVED: tl.constexpr,
                 SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
@@ -300,7 +292,9 @@ def _gate_up(x, stride, first_weight, offsets, biases, scales, scale_halves, min
         for start in range(0, width, DEPTH):
             depth = start + tl.arange(0, DEPTH)
             inside = (output < size)[:, None] & (depth < width)[None, :]
-            column = _inputs_of(order, expert, depth, width, ORDERED)
+            column = depth
+            if ORDERED:
+                column = tl.load(order + expert * width + depth, mask=depth < width, other=0)
             rows = tl.load(row_at + column[None, :], mask=there[:, None] & (depth < width)[None, :], other=0.0)
             if CODED:
                 gate = _coded_sums(weight, of_groups, line, output < size, start, width, groups, rows, gate, FORM,
@@ -363,7 +357,9 @@ def _down(inner, first_weight, offsets, biases, scales, scale_halves, minimums, 
         for start in range(0, size, DEPTH):
             depth = start + tl.arange(0, DEPTH)
             inside = (output < width)[:, None] & (depth < size)[None, :]
-            column = _inputs_of(order, expert, depth, size, ORDERED)
+            column = depth
+            if ORDERED:
+                column = tl.load(order + expert * size + depth, mask=depth < size, other=0)
             rows = tl.load(row_at + column[None, :], mask=there[:, None] & (depth < size)[None, :], other=0.0)
             if CODED:
                 sums = _coded_sums(weight, of_groups, output.to(tl.int64), output < width, start, size, groups,
