@@ -2,12 +2,13 @@
 
 Planted bugs that these tests have caught: a request that goes to the first model whatever it names; a stream whose
 error comes as a status after its beginning; a body that the model's application does not get; a disconnect that
-nobody notices while a model is loaded.
+nobody notices while a model is loaded; an adapter without its model; an adapter that no request can name.
 """
 
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,15 +19,18 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from faser.api.bodies.openapi import all_routes
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.middleware.keys import ApiKeys
-from faser.api.several_models import EVENTS_HEADER, create_models_app, model_app
+from faser.api.requests.adapters import Adapters
+from faser.api.several_models import EVENTS_HEADER, MODEL_ROUTES, create_models_app, model_app
 from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.engine.client.model_pool import PROCESS_BYTES, ModelPool, PoolLimits
 from faser.errors import FaserError, ModelError
 from faser.metrics.models import ModelsMetrics
 from faser.metrics.server import Metrics
+from faser.types.adapter import Adapter
 from faser.types.engine import ModelInfo, ProgressCallback
 from tests.api.server import http_client, openai_client, running, settings
 from tests.fake_engine import FakeEngine, saying
@@ -58,18 +62,21 @@ class Engine(FakeEngine):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def drain(self, timeout_s: float) -> None:
-        del timeout_s
+    async def drain(self, timeout_s: float, *, reason: str = "") -> None:
+        del timeout_s, reason
 
     async def stop(self) -> None:
         self.stopped = True
 
 
 class Source:
-    """held: a load does not end. error: with which it ends."""
+    """held: a load does not end. error: with which it ends. adapters: paths by names."""
 
-    def __init__(self, names: tuple[str, ...], store: ResponseStore, metrics: Metrics) -> None:
+    def __init__(
+        self, names: tuple[str, ...], store: ResponseStore, metrics: Metrics, adapters: dict[str, str]
+    ) -> None:
         self.names, self.root = names, f"owner/{names[0]}"
+        self.adapters = adapters
         self.held = False
         self.error: FaserError | None = None
         self.engines: list[Engine] = []
@@ -83,20 +90,34 @@ class Source:
         report("loading weights", 43, 100)
         self.engines.append(Engine(self))
         chosen = replace(settings(responses_store_bytes=1 << 20), served_model_names=self.names)
-        return self.engines[-1], model_app(self.engines[-1], chosen, self._metrics, self._store)
+        engine = self.engines[-1]
+        served = [(Adapter(name=name, path=path, digest=name), None) for name, path in self.adapters.items()]
+        adapters = Adapters(engine, read_none, served_names=self.names, modules=served)
+        return engine, model_app(engine, chosen, self._metrics, self._store, adapters)
+
+
+def read_none(name: str, path: str) -> Adapter:
+    raise AssertionError(f"clients may not load {name} from {path}")
 
 
 class Models:
-    """A server with the models a and b."""
+    """A server with the models a and b. adapters: of b."""
 
-    def __init__(self, *, most: int | None = None, load_timeout_s: float = 10 * PATIENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        most: int | None = None,
+        load_timeout_s: float = 10 * PATIENCE_S,
+        adapters: dict[str, str] | None = None,
+    ) -> None:
         store = ResponseStore(1 << 20)
         self.metrics = ModelsMetrics({name: Metrics(model_name=name, max_model_len=4096) for name in "ab"})
-        self.a = Source(("a", "a-alias"), store, self.metrics.of["a"])
-        self.b = Source(("b",), store, self.metrics.of["b"])
+        self.a = Source(("a", "a-alias"), store, self.metrics.of["a"], {})
+        self.b = Source(("b",), store, self.metrics.of["b"], adapters or {})
         limits = PoolLimits(
             max_models=most,
             memory_bytes=1 << 40,
+            max_waiting=100,
             load_timeout_s=load_timeout_s,
             idle_timeout_s=None,
             drain_s=PATIENCE_S,
@@ -162,6 +183,23 @@ def test_each_request_goes_to_the_model_that_it_names_and_loads_it(http: httpx.C
         "status": {"value": "loaded"},
     }
     assert list(cards) == ["a", "a-alias", "b"]
+
+
+def test_an_adapter_of_a_model_is_named_as_a_model_and_loads_it() -> None:
+    models = Models(adapters={"tuned": "/adapters/tuned"})
+    with models.serving() as url, http_client(url) as http:
+        got = http.post(CHAT, json={**ASKS, "model": "tuned"})
+        assert (said(got), got.json()["model"]) == ("I am b.", "tuned")
+        assert [each.adapter and each.adapter.name for each in models.b.engines[0].requests] == ["tuned"]
+        assert not models.a.engines
+        cards = {each["id"]: each for each in http.get("/v1/models").json()["data"]}
+        assert [(name, card["parent"]) for name, card in cards.items()] == [
+            *(("a", None), ("a-alias", None), ("b", None)),
+            ("tuned", "b"),
+        ]
+        assert http.get("/v1/models/tuned").json()["root"] == "/adapters/tuned"
+        unknown = http.post(CHAT, json={**ASKS, "model": "other"})
+        assert "available models: a, a-alias, b, tuned" in unknown.text
 
 
 @pytest.mark.parametrize(
@@ -348,6 +386,46 @@ def test_what_names_no_model_is_refused_in_words(http: httpx.Client) -> None:
         assert refused.status_code == 400, body[:20]
         assert message in refused.json()["error"]["message"]
     assert http.post(CHAT, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+def test_a_route_that_no_model_has_loads_none(http: httpx.Client, models: Models) -> None:
+    for route in ("/nothing", "/v1/load_lora_adapter", "/v1/embeddings/x"):
+        assert http.post(route, json={"model": "b"}).status_code == 404
+    assert not models.b.engines
+    http.post(CHAT, json={**ASKS, "model": "b"})
+    app = models.pool.models[1].app
+    assert app is not None
+    assert {each.path for each in all_routes(app)} == MODEL_ROUTES
+
+
+def test_a_model_that_is_asked_for_often_is_loaded_by_one_task(http: httpx.Client, models: Models) -> None:
+    models.b.held = True
+    for _ in range(5):
+        http.post("/models/load", json={"model": "b"})
+    until(lambda: len(models.pool.models[1].waiters) == 1)
+    models.b.held = False
+
+
+def test_the_wait_for_a_model_counts_towards_the_deadline(http: httpx.Client, models: Models) -> None:
+    models.b.held = True
+    for field, header in (({"timeout": 0.2}, {}), ({}, {"X-Request-Timeout": "0.2"})):
+        answer = http.post(CHAT, json={**ASKS, "model": "b", **field}, headers=header)
+        assert answer.status_code == 504
+        assert "not loaded within 0.2 s, the request's deadline" in answer.json()["error"]["message"]
+    assert http.post(CHAT, json={**ASKS, "model": "b"}, headers={"X-Request-Timeout": "-1"}).status_code == 400
+    models.b.held = False
+    until(lambda: status(http, "b")["value"] == "loaded")
+    http.post("/models/unload", json={"model": "b"})
+    models.b.held = True
+    began_s = time.monotonic()
+    thread, _ = asking(http, model="b", timeout=60)
+    until(lambda: status(http, "b")["value"] == "loading")
+    time.sleep(0.2)
+    models.b.held = False
+    thread.join()
+    deadline_s = models.b.engines[-1].requests[0].deadline_s
+    assert deadline_s is not None
+    assert began_s + 60 <= deadline_s <= time.monotonic() + 60 - 0.2
 
 
 def test_unknown_routes_and_methods_are_named_whether_or_not_a_model_is_loaded(http: httpx.Client) -> None:
