@@ -69,6 +69,7 @@ PHASES = (
     _phase("prompts", "decoding.prompts:run", 0.03, 40.0, "prompts alone, and in pieces beside decoding"),
     _phase("grammar", "decoding.grammar:run", 0.01, 20.0, "one request with a grammar among others"),
     _phase("heads", "decoding.heads:run", 0.01, 40.0, "passes of an EAGLE-3 head, 8B"),
+    _phase("ranks", "decoding.ranks:run", 0.02, 40.0, "sums of two processes, and two GPUs with one model"),
 )
 
 
@@ -108,6 +109,7 @@ RUNS: Mapping[str, Run] = {
             "products": 25.0,
             "grammar": 25.0,
             "heads": 45.0,
+            "ranks": 40.0,
             "policies": 240.0,
         },
     ),

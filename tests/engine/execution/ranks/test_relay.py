@@ -42,6 +42,7 @@ class QueueGroup:
         self.all_reduce: Callable[[Tensor], Tensor] = own.all_reduce
         self.gather: Callable[[Tensor], list[Tensor] | None] = own.gather
         self.tell, self.hear = told.put, told.get
+        self.collectives = self
 
 
 def runner_of(directory: Path, group: RankGroup) -> Runner:
@@ -59,7 +60,9 @@ def runner_of(directory: Path, group: RankGroup) -> Runner:
     kv = KvShape(heads=decoder.spec.kv_heads, num_blocks=SLOTS * BLOCKS, block_size=16, dtype=torch.float64)
     if group.rank:
         return Runner(decoder, backend, kv)
-    return LeadingRunner(decoder, backend, kv, HostTokenSampler(TorchSamplingKernels()), group)
+    runner = LeadingRunner(decoder, backend, kv, HostTokenSampler(TorchSamplingKernels()))
+    runner.lead(group)
+    return runner
 
 
 def drive(runner: Runner, steps: int) -> list[Tensor]:

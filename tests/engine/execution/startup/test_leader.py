@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
@@ -98,7 +99,7 @@ def test_ranks_that_cannot_be_started_are_refused(tiny_checkpoint: Path, spare: 
         with pytest.raises(
             ConfigError, match=r"(rank 1 cannot be started|no file to meet at): .*Too many open files"
         ):
-            Ranks(config_of(tiny_checkpoint, 2), tiny_checkpoint)
+            Ranks(config_of(tiny_checkpoint, 2), tiny_checkpoint, torch.device("cpu"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
