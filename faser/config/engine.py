@@ -264,8 +264,8 @@ class EngineConfig:
         Kind.COUNT,
         1,
         "Number of processes that each hold a part of the model and compute every step together. On GPUs each "
-        "takes one, from --device on. CPUs use it for a model that does not fit into one machine, with torchrun; on "
-        "one machine it is slower than one process there.",
+        "takes one, from --device on. CPUs use it for a model that does not fit into one machine, with torchrun: "
+        "on one machine it is slower than one process there.",
         aliases=("-tp",),
         low=1,
         high=64,

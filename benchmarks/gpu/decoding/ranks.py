@@ -114,7 +114,7 @@ def ways_of(group: RankGroup, device: torch.device, *, shared: bool) -> dict[str
 
 @torch.inference_mode()
 def measured(group: RankGroup, device: torch.device, ways: dict[str, Way]) -> Iterator[Json]:
-    """Sums of bfloat16, by way and size: whether they are right, whether both ranks have the same bits, seconds."""
+    """Sums of bfloat16, by way and size: whether they are right, the same bits on both ranks, and how long."""
     for name, way in ways.items():
         for size in SIZES:
             parts = [drawn(rank, size // 2, device) for rank in range(2)]

@@ -28,7 +28,7 @@ ONE_SHOT_BYTES = 512 << 10
 _MOST_ONE_SHOT = 8  # ranks: each reads the parts of all others
 _ONE_SHOT_DTYPES = (torch.bfloat16, torch.float32)
 _ALIGNMENT = 16  # bytes
-_CONNECTING = timedelta(seconds=120)  # for which NCCL waits for a rank
+_PATIENCE = timedelta(minutes=30)  # for which NCCL waits for a rank, which may compile kernels
 
 _log = logging.getLogger("faser.engine")
 
@@ -158,7 +158,7 @@ class Nccl:
         from torch._C import _distributed_c10d as c10d
 
         options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = _CONNECTING
+        options._timeout = _PATIENCE
         self._group: Any = c10d.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(device)
         self._sum, self._broadcast = AllreduceOptions(), BroadcastOptions()

@@ -25,15 +25,21 @@ from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup, group_here
 from faser.engine.execution.ranks.meeting import open_meeting
 from faser.engine.execution.ranks.relay import LeadingGraphRunner, follow
-from faser.engine.execution.startup import rank
+from faser.engine.execution.startup import rank, warm_up
 from faser.engine.execution.startup.executor import EngineParts
 from faser.engine.execution.startup.files import find_models, target_files
 from faser.engine.execution.startup.leader import NoRanks
-from faser.engine.execution.startup.memory import kv_shapes
-from faser.engine.execution.startup.models import load_model, load_models, start_models
+from faser.engine.execution.startup.memory import cache_shapes, kv_shapes
+from faser.engine.execution.startup.models import (
+    LoadedModel,
+    load_model,
+    load_models,
+    make_runner,
+    start_models,
+)
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import load_tokenizer
-from faser.errors import EngineError
+from faser.errors import EngineError, FaserError
 from faser.kernels.cuda.flashinfer import backend as flashinfer_backend
 from faser.types.request import Request
 from tests.checkpoints import (
@@ -45,8 +51,9 @@ from tests.checkpoints import (
 )
 from tests.engine.losslessness.equality import FEATURES, add_noise, answers, requests
 from tests.kernels.cuda.fake_collectives import FakeCollectives
-from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraph, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.fake_memory import FakeMemory
 from tests.waiting import PATIENCE_S
 
 TIMES = StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)  # drafting seems to pay
@@ -232,3 +239,87 @@ def test_ranks_that_would_capture_different_graphs_are_refused(pair: tuple[Path,
     other = config_of(2, off, cudagraph_capture_sizes=(8, 16))
     with pytest.raises(EngineError, match=r"do not start alike; here the graph of GraphBatchSize\(rows=24"):
         engine_of(pair[0], config_of(2, off), other)
+
+
+def on_two_ranks(
+    path: Path, config: EngineConfig, work: Callable[[LoadedModel, RankGroup, FakeAccelerator], object]
+) -> list[object]:
+    """What work returns or raises on each rank, whose part of the model is loaded."""
+    meeting, found = open_meeting(), list[object]([None, None])
+
+    def run(number: int) -> None:
+        group, device = group_here(number, 2, meeting), FakeAccelerator()
+        group.compute_on(FakeCollectives(device, group))
+        files = target_files(config, path, number)
+        target = load_model(config, files, fake_backend(device), _quiet, group=group)
+        try:
+            group.connect()
+            found[number] = work(target, group, device)
+        except (FaserError, RuntimeError) as error:
+            found[number] = error
+        finally:
+            group.close()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(PATIENCE_S)
+        assert not each.is_alive()
+    return found
+
+
+def test_the_gpu_with_the_least_room_decides_the_number_of_blocks(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both measure what they have, in the same largest step."""
+    monkeypatch.setattr(warm_up, "_FEW_BLOCKS", 64)  # the emulated device wants a place for each row
+    settings: dict[str, Any] = {
+        "max_model_len": 2048,
+        "max_num_seqs": 2,
+        "kv_cache_memory": None,
+        "enforce_eager": True,
+    }
+    config = config_of(2, {"policy": "off"}, cudagraph_capture_sizes=None, **settings)
+
+    def blocks(target: LoadedModel, group: RankGroup, _device: FakeAccelerator) -> object:
+        memory = FakeMemory(total_bytes=(5 if group.rank else 6) << 19)
+        if group.rank:
+            return rank.start(config, target, group, memory, memory.free_bytes()).cache.layers[0][0].shape
+        budget = warm_up.profile_memory(config, [target], memory, memory.free_bytes(), DeviceLanes())
+        (kv,) = kv_shapes(config, [target.files], target.files.max_positions, budget)
+        least = group.least(kv.num_blocks)
+        make_runner(config, target, replace(kv, num_blocks=least), _quiet, group=group)
+        return kv.num_blocks, least
+
+    first, shape = on_two_ranks(pair[0], config, blocks)
+    assert isinstance(first, tuple), first
+    assert isinstance(shape, torch.Size), shape
+    most, least = first
+    assert most > least == shape[0] > 100
+    assert shape[2] == 1, "heads of keys of this rank"
+
+
+def test_a_rank_that_cannot_capture_ends_the_start_of_all(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, captured = config_of(2, {"policy": "off"}), FakeGraphRecorder.capture
+    failing: list[FakeAccelerator] = []
+
+    def capture(recorder: FakeGraphRecorder, work: Callable[[], None]) -> FakeGraph:
+        found = captured(recorder, work)
+        if any(each is recorder.owner for each in failing):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return found
+
+    monkeypatch.setattr(FakeGraphRecorder, "capture", capture)
+
+    def start(target: LoadedModel, group: RankGroup, device: FakeAccelerator) -> object:
+        if group.rank:
+            failing.append(device)
+        (kv,) = cache_shapes(config, [target.files], 8)
+        return make_runner(config, target, kv, _quiet, group=group)
+
+    first, second = on_two_ranks(pair[0], config, start)
+    assert str(first) == "rank 1 of the tensor-parallel model has failed at its start; see the log"
+    assert isinstance(second, torch.OutOfMemoryError)

@@ -30,7 +30,7 @@ from faser.kernels.interface.collectives import Collectives, DeviceCollectives
 Found = TypeVar("Found")
 
 ANSWER_S = 8.0  # for which rank 0 waits in a collective
-START_S = 600.0  # the same, while models start: caches are allocated, kernels compiled and graphs captured
+START_S = 1800.0  # the same, while models start: caches are allocated, kernels compiled and graphs captured
 _POLL_S = 0.1
 _LONG = timedelta(days=30)
 _INLINE = 4096  # bytes that one broadcast carries, most of a step's messages

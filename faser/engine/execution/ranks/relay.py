@@ -89,14 +89,16 @@ class _Begin(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, batch: RowBatch, words: Tensor | None, *, runs: bool) -> "_Begin":
-        """words: of rank 0's sampler; None: it has none on a device, and every token is known."""
-        fed, feedback = None, batch.feedback
-        if feedback is not None:
-            assert words is not None, "ranks on CPUs get tokens that are known"
+        """words: of rank 0's sampler; None: it samples on the host, which knows every token."""
+        token_ids, feedback, fed = batch.token_ids.numpy(), batch.feedback, None
+        if feedback is not None and words is None:
+            token_ids = token_ids.copy()
+            token_ids[feedback.rows] = feedback.tokens.numpy(force=True)[feedback.sources].clip(0)
+        elif feedback is not None and words is not None:
             first = (feedback.tokens.data_ptr() - words.data_ptr()) // words.itemsize
             fed = _Numbers.of(feedback.rows), _Numbers.of(feedback.sources + first)
         return cls(
-            token_ids=_Numbers.of(batch.token_ids.numpy()),
+            token_ids=_Numbers.of(token_ids),
             layout=_Layout.of(batch.layout),
             last_rows=_Numbers.of(batch.last_rows),
             runs=runs,
@@ -104,7 +106,7 @@ class _Begin(msgspec.Struct, frozen=True, tag=True):
         )
 
     def batch(self, words: Tensor | None) -> RowBatch:
-        """words: as rank 0's, with its tokens."""
+        """words: as rank 0's, with its tokens; None: of a sampler on the host."""
         feedback = None
         if self.fed is not None:
             assert words is not None, "rank 0 feeds tokens of its device"

@@ -9,6 +9,8 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,8 +32,6 @@ from faser.processes import python_command
 FOLLOWER = "faser.engine.execution.startup.follower"
 CONFIGURE = "configure"  # what rank 0 leaves for the others
 _END_S = 2.0  # for ranks to end by themselves
-_WATCHED_S = 0.5  # between two looks at the processes of ranks on GPUs
-_GRACE_S = 5.0  # for the engine to find out by itself that a rank has ended
 
 _log = logging.getLogger("faser.engine")
 
@@ -92,7 +92,8 @@ class Ranks(NoRanks):
             raise EngineError("a rank has ended before; torchrun has to start all of them again (--max-restarts)")
         self._group.leave(CONFIGURE, to_text(Configure(config, str(directory))))
         if device.type == "cuda" and self._processes:
-            threading.Thread(target=self._watch, name="faser-ranks", daemon=True).start()
+            watching = partial(watch, self._check, self._closed)
+            threading.Thread(target=watching, name="faser-ranks", daemon=True).start()
 
     @property
     def group(self) -> RankGroup:
@@ -153,26 +154,35 @@ class Ranks(NoRanks):
                     f"{error.strerror}"
                 ) from None
 
-    def _watch(self) -> None:
-        """End this process if a rank has ended, and the engine does not find out.
-
-        It waits for its device then, and that for the rank. NCCL ends such a process too, but later.
-        """
-        while not self._closed.wait(_WATCHED_S):
-            try:
-                self._check()
-            except EngineError as error:
-                if not self._closed.wait(_GRACE_S):
-                    _log.critical("%s, and the GPU of rank 0 waits for it: this process ends", error)
-                    os._exit(1)
-                return
-
     def _check(self) -> None:
         """Raises EngineError that names a rank that has ended."""
         for rank, each in enumerate(self._processes, start=1):
             if (status := each.poll()) is not None:
                 how = f"signal {-status}" if status < 0 else f"exit status {status}"
                 raise EngineError(f"rank {rank} of the tensor-parallel model has ended ({how})")
+
+
+def watch(
+    check: Callable[[], None],
+    closed: threading.Event,
+    end: Callable[[int], object] = os._exit,
+    *,
+    every_s: float = 0.5,
+    grace_s: float = 5.0,
+) -> None:
+    """End this process if a rank has ended and the engine does not find out: it waits for a GPU that waits for it.
+
+    check: raises EngineError that names an ended rank. closed: the engine has found out, or ends by itself. NCCL
+    would end the process too, but minutes later.
+    """
+    while not closed.wait(every_s):
+        try:
+            check()
+        except EngineError as error:
+            if not closed.wait(grace_s):
+                _log.critical("%s, and the GPU of rank 0 waits for it: the engine's process ends", error)
+                end(1)
+            return
 
 
 def warn_of_few_cores(here: int, cores: int) -> None:
