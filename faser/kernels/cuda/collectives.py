@@ -78,6 +78,8 @@ class CudaCollectives:
         self._open_transport, self._open_peers, self._why_no_peers = open_transport, open_peers, why_no_peers
         self._transport: Transport | None = None
         self._peers: PeerSums | None = None
+        # For gathered parts, the last one in use: the largest step comes before captures, which know its place.
+        self._rooms: list[Tensor] = []
 
     def connect(self) -> None:
         """See DeviceCollectives. The first sum, which connects NCCL, comes before any capture."""
@@ -125,9 +127,15 @@ class CudaCollectives:
         return x
 
     def gather(self, part: Tensor) -> list[Tensor] | None:
-        """See Collectives. The parts go to all ranks, which takes no longer over NVLink than to one."""
+        """See Collectives. The parts go to all ranks, which takes no longer over NVLink than to one.
+
+        They are valid until the next call.
+        """
         assert self._transport is not None, "the ranks are not connected"
-        whole = part.new_empty((self._size, *part.shape))
+        count = self._size * part.numel()
+        if not self._rooms or len(self._rooms[-1]) < count or self._rooms[-1].dtype is not part.dtype:
+            self._rooms.append(part.new_empty(count))
+        whole = self._rooms[-1][:count].view(self._size, *part.shape)
         self._transport.all_gather(part, whole)
         return None if self._rank else [*whole.unbind()]
 
@@ -139,6 +147,7 @@ class CudaCollectives:
         if self._transport is not None:
             self._transport.close()
         self._transport = self._peers = None
+        self._rooms.clear()
 
 
 def is_small(x: Tensor) -> bool:

@@ -6,6 +6,7 @@ rank does not drop; logits of other rows there.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -20,7 +21,7 @@ from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.ranks import relay
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner, follow
-from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.batch import BlockTable, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import HostTokenSampler
@@ -120,6 +121,24 @@ def test_the_other_rank_does_what_the_first_does(tiny_checkpoint: Path) -> None:
     found = on_two_ranks(tiny_checkpoint, lambda runner: drive(runner, 20))
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_tokens_that_were_sampled_on_the_host_reach_the_other_rank(tiny_checkpoint: Path) -> None:
+    """As on a GPU without FlashInfer. Oracle: the same tokens, known. Bug seen caught: those of the plan."""
+
+    def drive_fed(runner: Runner, *, feeds: bool) -> list[Tensor]:
+        table, token_ids = BlockTable(1, BLOCKS), np.array([5, 0, 9], dtype=np.int64)
+        table.append(0, tuple(range(BLOCKS)))
+        known = np.array([5, 7, 9], dtype=np.int64)
+        batch = table.lay_out([0], *(np.array([number], dtype=np.int32) for number in (0, 3)), known)
+        if feeds:
+            feedback = TokenFeedback(tokens=torch.tensor([3, 7]), rows=np.array([1]), sources=np.array([1]))
+            batch = replace(batch, token_ids=torch.from_numpy(token_ids), feedback=feedback)
+        runner.forward(batch)
+        return [runner.logits(batch.last_rows).clone()]
+
+    wanted = on_two_ranks(tiny_checkpoint, lambda runner: drive_fed(runner, feeds=False))
+    assert torch.equal(*wanted, *on_two_ranks(tiny_checkpoint, lambda runner: drive_fed(runner, feeds=True)))
 
 
 def test_a_rank_that_computes_other_numbers_is_found(
