@@ -41,6 +41,7 @@ from faser.types.sampling import SamplingParams
 SIZES = tuple(1 << power for power in (12, 14, 16, 18, 19, 20, 22))  # bytes
 _IN_A_GRAPH = 20  # sums
 _REPLAYS = 10
+_ON_CPU = 2  # of both, and of sizes
 _CHILD_S = 120.0
 _SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 _LOADING_S = 60.0
@@ -95,6 +96,8 @@ def be_rank(rank: int, meeting: int, devices: tuple[str, str], out: Path) -> Non
     device = torch.device(devices[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
     group.connect()
     group.begin()
     rows = list(measured(group, device, ways_of(group, device, shared=devices[0] == devices[1])))
@@ -116,7 +119,7 @@ def ways_of(group: RankGroup, device: torch.device, *, shared: bool) -> dict[str
 def measured(group: RankGroup, device: torch.device, ways: dict[str, Way]) -> Iterator[Json]:
     """Sums of bfloat16, by way and size: whether they are right, the same bits on both ranks, and how long."""
     for name, way in ways.items():
-        for size in SIZES:
+        for size in SIZES if device.type == "cuda" else SIZES[:_ON_CPU]:
             parts = [drawn(rank, size // 2, device) for rank in range(2)]
             if name == "one kernel" and not is_small(parts[0]):
                 continue
@@ -144,9 +147,10 @@ def drawn(rank: int, count: int, device: torch.device) -> Tensor:
 def _in_graph(way: Way, part: Tensor, wanted: Tensor, device: torch.device) -> tuple[float, bool]:
     """Return microseconds of a sum in a replayed graph, and whether the last one of each replay is right."""
     work = part.clone()
+    count, num_replays = (_IN_A_GRAPH, _REPLAYS) if device.type == "cuda" else (_ON_CPU, _ON_CPU)
 
     def sums() -> None:
-        for _ in range(_IN_A_GRAPH):
+        for _ in range(count):
             work.copy_(part)
             way(work)
 
@@ -163,13 +167,13 @@ def _in_graph(way: Way, part: Tensor, wanted: Tensor, device: torch.device) -> t
     clock, right = clock_of(device.type), True
     replay()
     marks = [clock.mark()]
-    for _ in range(_REPLAYS):
+    for _ in range(num_replays):
         work.zero_()
         replay()
         marks.append(clock.mark())
         right = right and bool(torch.equal(work, wanted))
-    seconds = sorted(clock.between_s(marks))[_REPLAYS // 2]
-    return round(1e6 * seconds / _IN_A_GRAPH, 1), right
+    seconds = sorted(clock.between_s(marks))[num_replays // 2]
+    return round(1e6 * seconds / count, 1), right
 
 
 def answers_of(plan: Plan, desk: Desk) -> Json:

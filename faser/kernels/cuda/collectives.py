@@ -201,9 +201,10 @@ class SymmetricSums:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric
         from torch._C import _distributed_c10d as c10d
+        from torch.distributed.distributed_c10d import GroupName
 
         # torch looks the group up by its name. It need not have collectives of its own.
-        self._name: Any = f"faser-ranks-{secrets.token_hex(4)}"
+        self._name = GroupName(f"faser-ranks-{secrets.token_hex(4)}")
         self._group = c10d.ProcessGroup(PrefixStore("symmetric memory", store), rank, size)
         self._group._set_group_name(self._name)
         c10d._register_process_group(self._name, self._group)
