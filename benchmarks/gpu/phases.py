@@ -56,7 +56,7 @@ PHASES = (
     _phase("passes", "decoding.passes:run", 0.09, 60.0, "whole steps each way, and their kernels"),
     _phase("cycle", "decoding.cycle_gap:run", 0.05, 50.0, "drafting and verifying, and what the device waits"),
     _phase(
-        "policies", "decoding.policies:run", 0.08, 60.0, "policies at given acceptance, 8B and its draft model"
+        "policies", "decoding.policies:run", 0.06, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
     _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
     _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),

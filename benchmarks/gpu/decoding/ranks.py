@@ -91,7 +91,7 @@ def sums_of(out: Path, devices: tuple[str, str]) -> list[Json]:
 
 
 def be_rank(rank: int, meeting: int, devices: tuple[str, str], out: Path) -> None:
-    """What each of the two processes does."""
+    """Do the work of one of the two processes."""
     group = group_here(rank, 2, meeting, answer_s=_CHILD_S)
     device = torch.device(devices[rank])
     if device.type == "cuda":
