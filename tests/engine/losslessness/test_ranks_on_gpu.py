@@ -119,7 +119,7 @@ def config_of(size: int, speculation: dict[str, Any], **settings: Any) -> Engine
         "max_num_batched_tokens": 64,
         "kv_cache_memory": 2 << 20,
         "speculative_config": speculation,
-        "cudagraph_capture_sizes": (8, 24),
+        "cudagraph_capture_sizes": (8, 16, 32),
     }
     return EngineConfig(**chosen | settings)
 
@@ -236,7 +236,7 @@ def test_two_gpus_answer_as_one(drafting: str, pair: tuple[Path, Path]) -> None:
     speculation: dict[str, Any] = {
         "off": {"policy": "off"},
         "text": drafts | {"method": "ngram"},
-        "model": drafts | {"method": "draft_model", "model": str(pair[1])},
+        "model": drafts | {"method": "draft_model", "policy": "fixed", "model": str(pair[1])},
     }[drafting]
     # The emulated device does not let a draft model fill one block for two sequences.
     asked, shares = mixed(40, shares_prompts=drafting != "model"), {"enable_prefix_caching": drafting != "model"}
@@ -258,8 +258,8 @@ def test_what_the_other_rank_adds_counts(pair: tuple[Path, Path]) -> None:
 
 def test_ranks_that_would_capture_different_graphs_are_refused(pair: tuple[Path, Path]) -> None:
     off = {"policy": "off"}
-    other = config_of(2, off, cudagraph_capture_sizes=(8, 16))
-    with pytest.raises(EngineError, match=r"do not start alike; here the graph of GraphBatchSize\(rows=24"):
+    other = config_of(2, off, cudagraph_capture_sizes=(8, 16, 24))
+    with pytest.raises(EngineError, match=r"do not start alike; here the graph of GraphBatchSize\(rows=32"):
         engine_of(pair[0], config_of(2, off), other)
 
 

@@ -249,7 +249,9 @@ def make_runner(
     kinds = (Runner, GraphRunner) if group.rank else (LeadingRunner, LeadingGraphRunner)
     runner = capture_alike(
         group,
-        lambda before: _make_runner(config, model, kv, report, (), decoder, kinds, before),
+        lambda before: _make_runner(
+            config, model, kv, report, (), decoder, kinds=kinds, samples=not group.rank, before_capture=before
+        ),
     )
     if isinstance(runner, LeadingRunner):
         runner.lead(group)
@@ -263,10 +265,12 @@ def _make_runner(
     report: ProgressCallback,
     device_lanes: Sequence[DeviceLane],
     decoder: RunnableModel | None,
+    *,
     kinds: tuple[type[Runner], type[GraphRunner]] = (Runner, GraphRunner),
+    samples: bool = True,
     before_capture: Callable[[str], None] = lambda _: None,
 ) -> Runner:
-    """kinds: of a runner without and with graphs."""
+    """kinds: of a runner without and with graphs. samples, before_capture: see GraphRunner."""
     plain, with_graphs = kinds
     if decoder is None:
         assert isinstance(model, LoadedModel)
@@ -290,6 +294,7 @@ def _make_runner(
         sizes=_graph_sizes(config, model),
         max_logit_rows=most,
         drafts=model.files.role is not ModelRole.TARGET,
+        samples=samples,
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
