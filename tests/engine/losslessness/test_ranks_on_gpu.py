@@ -206,12 +206,12 @@ def _quiet(_stage: str, _done: int, _total: int) -> None: ...
 
 
 def mixed(count: int, *, shares_prompts: bool = True) -> list[Request]:
-    """Each asks for another one of the features than its neighbours, for a few tokens.
+    """Each asks for another one of the features than its neighbours, for a few tokens; the last 16 for none.
 
     shares_prompts: some ask for two answers.
     """
-    by_feature = [requests(**sampling) for sampling in FEATURES.values()]
-    asked = [by_feature[i % len(by_feature)][i] for i in range(count)]
+    by_feature, plain = [requests(**sampling) for sampling in FEATURES.values()], requests(temperature=0.0)
+    asked = [(plain if i >= 24 else by_feature[i % len(by_feature)])[i] for i in range(count)]
     return [
         replace(
             each,
