@@ -4,7 +4,8 @@ Oracle: the same engine on one emulated GPU, token for token, in float32: sums o
 at most. Ranks are threads with a connection each over gloo; what they run is what their processes run, but for
 loading kernels and measuring memory.
 
-Planted bugs that these tests have caught: see the commit.
+Planted bugs that these tests have caught: tokens that the host does not know, not sent, or taken from another place;
+graphs captured in another order; a rank whose part is in no sum.
 """
 
 import threading
@@ -294,7 +295,7 @@ def on_two_ranks(
 def test_the_gpu_with_the_least_room_decides_the_number_of_blocks(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both measure what they have, in the same largest step."""
+    """Both measure what they have, in the same largest step. Here the second one has more."""
     monkeypatch.setattr(warm_up, "_FEW_BLOCKS", 64)  # the emulated device wants a place for each row
     settings: dict[str, Any] = {
         "max_model_len": 2048,
@@ -305,7 +306,7 @@ def test_the_gpu_with_the_least_room_decides_the_number_of_blocks(
     config = config_of(2, {"policy": "off"}, cudagraph_capture_sizes=None, **settings)
 
     def blocks(target: LoadedModel, group: RankGroup, _device: FakeAccelerator) -> object:
-        memory = FakeMemory(total_bytes=(5 if group.rank else 6) << 19)
+        memory = FakeMemory(total_bytes=(6 if group.rank else 5) << 19)
         if group.rank:
             return rank.start(config, target, group, memory, memory.free_bytes()).cache.layers[0][0].shape
         budget = warm_up.profile_memory(config, [target], memory, memory.free_bytes(), DeviceLanes())
@@ -318,7 +319,7 @@ def test_the_gpu_with_the_least_room_decides_the_number_of_blocks(
     assert isinstance(first, tuple), first
     assert isinstance(shape, torch.Size), shape
     most, least = first
-    assert most > least == shape[0] > 100
+    assert most == least == shape[0] > 100
     assert shape[2] == 1, "heads of keys of this rank"
 
 
