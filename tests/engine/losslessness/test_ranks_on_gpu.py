@@ -4,8 +4,8 @@ Oracle: the same engine on one emulated GPU, token for token, in float32: sums o
 at most. Ranks are threads with a connection each over gloo; what they run is what their processes run, but for
 loading kernels and measuring memory.
 
-Planted bugs that these tests have caught: tokens that the host does not know, not sent, or taken from another place;
-graphs captured in another order; a rank whose part is in no sum.
+Planted bugs that these tests have caught: tokens that the host does not know, not sent, or taken from another
+place; graphs captured in another order; a rank whose part is in no sum.
 """
 
 import threading

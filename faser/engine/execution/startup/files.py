@@ -34,7 +34,6 @@ from faser.engine.execution.startup.memory import (
     context_len,
     kv_cache_dtype,
     kv_shapes,
-    most_logit_rows,
     with_snapshot_memory,
 )
 from faser.errors import ConfigError, ModelError
@@ -115,7 +114,7 @@ def target_files(config: EngineConfig, directory: Path, rank: int = 0) -> ModelF
         directory,
         model,
         max_positions=context_len(config, model),
-        max_logit_rows=most_logit_rows(config),
+        max_logit_rows=config.max_logit_rows,
         local=local if config.on_gpu else None,
     )
 
