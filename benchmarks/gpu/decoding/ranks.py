@@ -156,7 +156,7 @@ def _in_graph(way: Way, part: Tensor, wanted: Tensor, device: torch.device) -> t
 
     replay: Callable[[], object] = sums
     if device.type == "cuda":
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             sums()
         stream.synchronize()

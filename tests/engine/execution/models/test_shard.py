@@ -63,6 +63,9 @@ class _OneRank:
         found = self._ranks.exchange(self._rank, part)
         return None if self._rank else found
 
+    def broadcast(self, x: Tensor) -> None:
+        x.copy_(self._ranks.exchange(self._rank, x)[0])
+
 
 def on_ranks(
     directory: Path,

@@ -130,7 +130,8 @@ def test_tokens_that_were_sampled_on_the_host_reach_the_other_rank(tiny_checkpoi
         table, token_ids = BlockTable(1, BLOCKS), np.array([5, 0, 9], dtype=np.int64)
         table.append(0, tuple(range(BLOCKS)))
         known = np.array([5, 7, 9], dtype=np.int64)
-        batch = table.lay_out([0], *(np.array([number], dtype=np.int32) for number in (0, 3)), known)
+        starts, counts = np.array([0], dtype=np.int32), np.array([3], dtype=np.int32)
+        batch = table.lay_out([0], starts, counts, known)
         if feeds:
             feedback = TokenFeedback(tokens=torch.tensor([3, 7]), rows=np.array([1]), sources=np.array([1]))
             batch = replace(batch, token_ids=torch.from_numpy(token_ids), feedback=feedback)
