@@ -1,7 +1,8 @@
 """Messages in which rank 0 tells the other ranks what to run, and the loop in which they do.
 
 A call of rank 0's runner goes out as a message before it runs there. All ranks then meet in the sums of the layers
-and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks.
+and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks. Those
+between forwards say which adapter is in which slot (adapters.py).
 
 On GPUs ranks capture CUDA graphs of the same sizes in the same order, which `capture_alike` sees to, and replay
 them for the same rows. Messages of a step that is launched ahead go out while the devices compute the step before.
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
 from faser.engine.execution.runner.graph_runner import GraphRunner
@@ -136,6 +138,17 @@ class _FillCache(msgspec.Struct, frozen=True, tag=True):
     layout: _Layout
 
 
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
+    """An adapter that all ranks have loaded goes into a slot."""
+
+    slot: int
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    digest: str
+
+
 class _Compare(msgspec.Struct, frozen=True, tag=True):
     """All ranks say what hidden states they have."""
 
@@ -147,7 +160,7 @@ class _Beat(msgspec.Struct, frozen=True, tag=True):
 class _End(msgspec.Struct, frozen=True, tag=True): ...
 
 
-_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | _Compare | _Beat | _End
+_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | PlaceAdapter | DropAdapter | _Compare | _Beat | _End
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Call)
 
@@ -225,7 +238,7 @@ class LeadingRunner(Runner):
                 raise EngineError(f"rank {rank} of the tensor-parallel model computes other numbers than rank 0")
 
     def _tell(self, call: _Call) -> None:
-        self._group.tell(_encoder.encode(call))
+        tell(self._group, call)
 
 
 class LeadingGraphRunner(LeadingRunner, GraphRunner):
@@ -256,8 +269,13 @@ def capture_alike(group: RankGroup, make: Callable[[Callable[[str], None]], _Mad
     return made
 
 
-def follow(runner: Runner, group: RankGroup) -> None:
-    """Do what rank 0's runner does, until it ends."""
+def tell(group: RankGroup, call: _Call) -> None:
+    """Send a call of rank 0 to all other ranks."""
+    group.tell(_encoder.encode(call))
+
+
+def follow(runner: Runner, group: RankGroup, adapters: AdapterStore | None = None) -> None:
+    """Do what rank 0's runner does, until it ends. adapters: this rank's parts; None: requests have none."""
     words = words_of(runner)
     while True:
         call: _Call = _decoder.decode(group.hear())
@@ -278,6 +296,12 @@ def follow(runner: Runner, group: RankGroup) -> None:
                 runner.logits(rows.array())
             case _FillCache(layout):
                 runner.fill_cache(layout.layout())
+            case PlaceAdapter(slot, digest):
+                assert adapters is not None, "adapters are placed where requests have some"
+                adapters.place(slot, digest)
+            case DropAdapter(digest):
+                assert adapters is not None, "adapters are dropped where requests have some"
+                adapters.drop_adapter(digest)
             case _Compare():
                 group.gather(runner.checksum().cpu())
             case _Beat():

@@ -102,11 +102,6 @@ def target_files(config: EngineConfig, directory: Path, rank: int = 0) -> ModelF
     """
     model, local = read_model_config(directory), None
     if config.tensor_parallel_size > 1:
-        if config.enable_lora:
-            raise ConfigError(
-                f"tensor_parallel_size is {config.tensor_parallel_size} and enable_lora is on; ranks hold no "
-                "adapters, tensor_parallel_size must be 1"
-            )
         local = local_spec(model.spec, Shard(rank=rank, size=config.tensor_parallel_size))
     return _files(
         config,

@@ -11,11 +11,12 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cuda_environment, rank_place
 from faser.engine.contract.messages import Configure, from_text
 from faser.engine.execution.overlap.lanes import DeviceLanes
+from faser.engine.execution.ranks.adapters import follow_loads
 from faser.engine.execution.ranks.group import ANSWER_S, RankGroup
 from faser.engine.execution.ranks.relay import follow
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.device import device_of_rank
-from faser.engine.execution.startup.executor import engine_backend
+from faser.engine.execution.startup.executor import engine_backend, make_adapters
 from faser.engine.execution.startup.files import target_files
 from faser.engine.execution.startup.leader import CONFIGURE, connect, give_device, loaded
 from faser.engine.execution.startup.memory import kv_shapes
@@ -51,11 +52,14 @@ def run(group: RankGroup) -> None:
         group.leave(loaded(group.rank), str(error))
         raise
     group.leave(loaded(group.rank), "")
+    adapters = make_adapters(config, target) if config.enable_lora else None
+    if adapters is not None:
+        follow_loads(adapters, group)
     connect(group, backend.device)
     _log.info("rank %d of %d has %d MB of weights", group.rank, group.size, target.weight_bytes // 10**6)
     runner = start(config, target, group, memory, free_bytes)
     try:
-        follow(runner, group)
+        follow(runner, group, adapters)
     except EngineError:
         time.sleep(ANSWER_S)  # rank 0 finds out which rank is gone, and would find this one too
         raise
