@@ -297,7 +297,11 @@ class LLM:
             _log.warning("SYNTHETIC ACCEPTANCE: drafts are accepted by given rates; answers are not the model's")
 
     def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        finally:
+            running.cancel()  # after Ctrl-C it would go on
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """The text, if there is one, and its token ids."""
@@ -384,7 +388,12 @@ class LLM:
                 bar.advance(task)
                 return answered
 
-            return list(await asyncio.gather(*map(answer, works, num_samples)))
+            answers = [asyncio.ensure_future(each) for each in map(answer, works, num_samples)]
+            try:
+                return list(await asyncio.gather(*answers))
+            finally:
+                for each in answers:  # where one fails the others would go on
+                    each.cancel()
 
     async def _generate(
         self,

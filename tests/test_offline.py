@@ -1,5 +1,6 @@
 """The offline API on a tiny model. Oracle of a batch: each prompt alone. Scripts are written as for vLLM's LLM."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -119,6 +120,14 @@ def test_a_batch_larger_than_the_queue_is_answered_whole(tiny_checkpoint: Path, 
 def test_wrong_parameters_are_refused_when_they_are_made(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**parameters)
+
+
+def test_where_one_prompt_fails_no_other_runs_on(model: LLM) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    with pytest.raises(RequestError, match="maximum context length"):
+        model.generate(["the cat"] * 6 + [[1] * 5000], long)
+    model._await(asyncio.sleep(0.01))  # far less than 1,200 tokens take
+    assert model._engine._room.num_samples == 0
 
 
 def test_values_are_read_as_tolerantly_as_over_http() -> None:

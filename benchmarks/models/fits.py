@@ -26,6 +26,7 @@ _SIZE_NAMES = (
 Sizes = tuple[int, int, int, int, int]
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 _MXFP4 = {"quant_method": "mxfp4"}
 _QWEN2: Config = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -151,6 +152,7 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": QWEN3_30B_A3B | {"max_position_embeddings": 262144},
     "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": QWEN3_30B_A3B
     | {"max_position_embeddings": 262144, "quantization_config": _FP8},
+    "Qwen/Qwen3-30B-A3B-GPTQ-Int4": QWEN3_30B_A3B | {"quantization_config": _GPTQ},
     "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": _sized(
         QWEN3_30B_A3B, _QWEN3_235B, _FP8, moe_intermediate_size=1536, max_position_embeddings=262144
     ),

@@ -7,7 +7,8 @@ when, is the pool's part. With a single model none of this exists.
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from faser.api.bodies.body import parse_body, read_body, read_bytes
 from faser.api.bodies.errors import as_http_error
 from faser.api.bodies.fields import OPEN
 from faser.api.bodies.openapi import BODY_ERRORS, PLAIN_ERRORS, answers, document, documented, include, json_body
+from faser.api.dialects.generation import LOAD_BEGAN, deadline_of
 from faser.api.dialects.late_start import LateStart
 from faser.api.dialects.responses_routes import stored_responses_router
 from faser.api.dialects.responses_store import ResponseStore
@@ -34,16 +36,42 @@ from faser.api.requests.adapters import Adapters
 from faser.api.requests.service import ApiSettings, EngineClient, Service
 from faser.api.routes import health_router, metrics_router, version_router
 from faser.engine.client.model_pool import ModelPool, ModelState, PooledModel
-from faser.errors import FaserError, NotReadyError, RequestError, UnknownModelError
+from faser.errors import (
+    DeadlineError,
+    FaserError,
+    NotReadyError,
+    OverloadError,
+    RequestError,
+    UnknownModelError,
+)
 from faser.memo import Memo
 from faser.metrics.models import ModelsMetrics
-from faser.metrics.server import Metrics
+from faser.metrics.server import QUEUE_FULL, Metrics
+from faser.optional import maybe
 from faser.tracing import Tracer
 from faser.types.engine import EngineState, ModelInfo
 
 # A client that sends this header gets loads as events, in the form of llama.cpp's /models/sse, beside comments.
 EVENTS_HEADER = "X-Model-Events"
 
+# The routes of a model's application: others load no model.
+MODEL_ROUTES = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+        *(
+            "/v1/rerank",
+            "/v2/rerank",
+            "/rerank",
+            "/v1/score",
+            "/score",
+            "/invocations",
+            "/tokenize",
+            "/detokenize",
+        ),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/input_tokens"),
+        "/v1/messages/count_tokens",
+    }
+)
 _STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"})
 _TELL_S = 1.0  # between two reports on a load
 _REPEAT_S = 10.0  # of the same report, for proxies that close silent connections
@@ -155,7 +183,7 @@ class ModelBody(BaseModel):
 def listed_models_router(pool: Pool) -> APIRouter:
     router = APIRouter()
     created_s = int(time.time())
-    loads: set[asyncio.Task[None]] = set()
+    loads: dict[str, asyncio.Task[None]] = {}
 
     @router.get("/v1/models", responses=answers(*PLAIN_ERRORS, 503))
     async def list_models() -> dict[str, Any]:
@@ -170,9 +198,10 @@ def listed_models_router(pool: Pool) -> APIRouter:
     async def load_model(http: Request) -> dict[str, bool]:
         """Begin to load a model; GET /v1/models tells how far that is, and why it failed."""
         body = await read_body(http, ModelBody, max_bytes=_MAX_NAME_BYTES)
-        loading = asyncio.create_task(_load(pool, find(pool, body.model)))
-        loads.add(loading)
-        loading.add_done_callback(loads.discard)
+        model = find(pool, body.model)
+        if model.name not in loads:
+            loads[model.name] = loading = asyncio.create_task(_load(pool, model))
+            loading.add_done_callback(lambda _: loads.pop(model.name))
         return {"success": True}
 
     @router.post("/v1/models/unload", openapi_extra=json_body(ModelBody), responses=answers(*BODY_ERRORS))
@@ -234,6 +263,7 @@ class _Asked(msgspec.Struct):
 
     model: Any = None
     stream: Any = None
+    timeout: Any = None
 
 
 class _AskedBody(BaseModel):
@@ -241,6 +271,7 @@ class _AskedBody(BaseModel):
 
     model: Any = None
     stream: Any = None
+    timeout: Any = None
 
 
 _decode = msgspec.json.Decoder(_Asked).decode
@@ -256,13 +287,16 @@ class ModelRouting:
         self._metrics = metrics
         self._max_request_bytes = settings.max_request_bytes
         self._max_logprobs = settings.max_logprobs
+        self._request_timeout_s = settings.request_timeout_s
         self._knows_routes = False  # those of models; errors list them
         self._paths: dict[str, Any] = {}  # the same, as the document has them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
-            await self._post(scope, receive, send)
-            return
+            route = route_of(scope["path"], scope.get("root_path", ""))
+            if route in MODEL_ROUTES:
+                await self._post(route, scope, receive, send)
+                return
         app = self._any_app()
         if app is None:
             await self._own.router.not_found(scope, receive, send)
@@ -285,11 +319,10 @@ class ModelRouting:
             self._own.state.routes = (*documented(app), *self._own_routes)
         return app
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _post(self, route: str, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_bytes(Request(scope, receive), max_bytes=self._max_request_bytes)
         asked = await _asked(raw)
         model, body = find(self._pool, asked.model), _Replayed(raw, receive)
-        route = route_of(scope["path"], scope.get("root_path", ""))
         sent = LateStart(scope, route, send)
         tells = asked.stream is True and route in _STREAMS
         try:
@@ -298,15 +331,32 @@ class ModelRouting:
                     app = await stack.enter_async_context(self._pool.use(model))
                 else:
                     wants_events = EVENTS_HEADER in Headers(scope=scope)
-                    loading = self._loaded(stack, model, sent if tells else None, wants_events=wants_events)
-                    app = await while_connected(loading, receive)
+                    async with self._by_deadline(asked, scope):
+                        loading = self._loaded(stack, model, sent if tells else None, wants_events=wants_events)
+                        app = await while_connected(loading, receive)
                 await app(scope, body, sent if sent.begun else send)
         except FaserError as error:
-            if isinstance(error, NotReadyError):
-                self._metrics.of[model.name].rejected(EngineState.LOADING.value)
+            if isinstance(error, NotReadyError | OverloadError):
+                why = EngineState.LOADING.value if isinstance(error, NotReadyError) else QUEUE_FULL
+                self._metrics.of[model.name].rejected(why)
             if not sent.begun:
                 raise
             await sent.fail(as_http_error(error))
+
+    @asynccontextmanager
+    async def _by_deadline(self, asked: _Asked | _AskedBody, scope: Scope) -> AsyncIterator[None]:
+        """Raises DeadlineError at the deadline of a request, of which the wait for its model is a part."""
+        scope[LOAD_BEGAN] = began_s = time.monotonic()
+        stated = asked.timeout if isinstance(asked.timeout, int | float) else None  # others the model refuses
+        deadline_s = deadline_of(stated, scope, self._request_timeout_s, began_s)
+        timeout_s = maybe(lambda at_s: at_s - began_s, deadline_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise DeadlineError(
+                f"the model was not loaded within {timeout_s:g} s, the request's deadline"
+            ) from None
 
     async def _loaded(
         self, stack: AsyncExitStack, model: Model, sent: LateStart | None, *, wants_events: bool

@@ -1,7 +1,9 @@
 """The models of a server with several: which a folder has, what one takes in memory, and how it is loaded."""
 
 import asyncio
+import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +15,19 @@ from faser.api.requests.adapters import Adapters, read_modules
 from faser.api.several_models import model_app
 from faser.cli.application import adapter_reader, api_settings, fetch_model
 from faser.config.engine import EngineConfig, cpu_kv_memory
+from faser.config.environment import cache_dir
 from faser.config.several_models import ModelSettings
+from faser.engine.checkpoints.encoders import read_encoder
+from faser.engine.checkpoints.encoders.spec import tensor_shapes
 from faser.engine.checkpoints.files import read_model_config
 from faser.engine.checkpoints.gguf.names import model_files
-from faser.engine.checkpoints.source import SMOLLM2_ID
+from faser.engine.checkpoints.source import SMOLLM2_ID, cached
 from faser.engine.checkpoints.stored import stored_weights
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.model_pool import PROCESS_BYTES
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
-from faser.errors import ConfigError
+from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory, may_have_gpu
 from faser.metrics.server import Metrics
 from faser.types.engine import ProgressCallback
@@ -54,12 +59,16 @@ def _is_model(folder: Path) -> bool:
 
 
 def memory_needed(path: Path, config: EngineConfig, free_bytes: int) -> int:
-    """Bytes that a model on a CPU takes: weights as on disk, the KV cache, and its process.
+    """Bytes that a model on a CPU takes: weights as on disk, the KV cache, which encoders lack, and its process.
 
     path: its directory or GGUF file. free_bytes: of the machine, from which the default of the KV cache follows; a
     cache holds one context at least, and no more than all sequences can fill. Raises ModelError for files that
     cannot be read.
     """
+    if (encoder := read_encoder(path)) is not None:
+        stored = encoder.dtype if config.dtype == "auto" else config.dtype
+        numbers = sum(map(math.prod, tensor_shapes(encoder.spec).values()))
+        return numbers * (2 if stored == "bfloat16" else 4) + PROCESS_BYTES
     model = read_model_config(path)
     weights = stored_weights(path, model).num_bytes
     kv_bytes = config.kv_cache_memory
@@ -98,6 +107,13 @@ class FileSource:
         self._config = replace(settings.engine, gpu_memory_utilization=share) if self._on_gpu else settings.engine
         self._directory = Path()
         self._tokenizer: tuple[object, Tokenizer] | None = None  # and the files that it is of
+
+    async def read_tokenizer(self) -> None:
+        """Read the tokenizer ahead of the first load, if the model is on this machine."""
+        config = self._config
+        with suppress(ModelError):  # the load has its reason
+            found = await asyncio.to_thread(cached, config.model, cache_dir(), revision=config.revision)
+            await self._load_tokenizer(Path(config.tokenizer or found))
 
     async def locate(self, report: ProgressCallback) -> int:
         """See ModelSource. A model on a GPU takes memory of the machine for its process alone."""

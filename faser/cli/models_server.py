@@ -54,7 +54,11 @@ def serve_models_on(
         }
     )
     store = ResponseStore(config.responses_store or 0)
-    limits = pool_limits(config, on_gpu=may_have_gpu() and any(each.engine.device != "cpu" for each in models))
+    limits = pool_limits(
+        config,
+        on_gpu=may_have_gpu() and any(each.engine.device != "cpu" for each in models),
+        max_waiting=max(each.engine.max_num_seqs + each.engine.max_num_queued_reqs for each in models),
+    )
     sources = [
         FileSource(
             model,
@@ -76,6 +80,9 @@ def serve_models_on(
     server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
 
     async def prepare() -> ModelPool[FastAPI]:
+        for model, source in zip(models, sources, strict=True):
+            if _is_named(model, label):  # a folder may have hundreds
+                await source.read_tokenizer()
         return pool
 
     def announce(_: None) -> None:
@@ -99,12 +106,16 @@ def serve_models_on(
     )
 
 
-def pool_limits(config: ServerConfig, *, on_gpu: bool) -> PoolLimits:
-    """The limits of a server's models. on_gpu: they share a GPU, whose memory is divided by their number."""
+def pool_limits(config: ServerConfig, *, on_gpu: bool, max_waiting: int) -> PoolLimits:
+    """The limits of a server's models. on_gpu: they share a GPU, whose memory is divided by their number.
+
+    max_waiting: requests that an engine takes at once; as many may wait for its model.
+    """
     given = None if config.models_memory is None else memory_of(config.models_memory)
     return PoolLimits(
         max_models=config.models_max or (1 if on_gpu else None),
         memory_bytes=int(available_memory() * _SHARE_OF_FREE) if given is None else given,
+        max_waiting=max_waiting,
         load_timeout_s=config.models_load_timeout,
         idle_timeout_s=config.models_idle_timeout,
         drain_s=config.shutdown_timeout,
@@ -118,5 +129,9 @@ def preloaded(models: Sequence[ModelSettings], config: ServerConfig, label: Labe
     """
     if config.models_preload:
         return config.models_preload
-    first = models[0]
-    return () if first.label("model") == label("models_dir") else first.names[:1]
+    return models[0].names[:1] if _is_named(models[0], label) else ()
+
+
+def _is_named(model: ModelSettings, label: Label) -> bool:
+    """Return whether the operator names a model, rather than a folder that has it."""
+    return model.label("model") != label("models_dir")

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from faser.engine.adapter_loads import AdapterEngine
-from faser.engine.contract.encoding import EncodingBatch
 from faser.engine.contract.latency_model import Pace
-from faser.engine.contract.plan import StepDeltas
+from faser.engine.contract.plan import EncodingBatch, StepDeltas
 from faser.engine.control.encoding import EncoderScheduler
 from faser.engine.structure.trials import COSTLY, Budget
 from faser.errors import RequestError

@@ -8,6 +8,7 @@ nobody notices while a model is loaded; an adapter without its model; an adapter
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +19,11 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from faser.api.bodies.openapi import all_routes
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.middleware.keys import ApiKeys
 from faser.api.requests.adapters import Adapters
-from faser.api.several_models import EVENTS_HEADER, create_models_app, model_app
+from faser.api.several_models import EVENTS_HEADER, MODEL_ROUTES, create_models_app, model_app
 from faser.cli.server import http_server
 from faser.config.server import ServerConfig
 from faser.engine.client.model_pool import PROCESS_BYTES, ModelPool, PoolLimits
@@ -60,8 +62,8 @@ class Engine(FakeEngine):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def drain(self, timeout_s: float) -> None:
-        del timeout_s
+    async def drain(self, timeout_s: float, *, reason: str = "") -> None:
+        del timeout_s, reason
 
     async def stop(self) -> None:
         self.stopped = True
@@ -115,6 +117,7 @@ class Models:
         limits = PoolLimits(
             max_models=most,
             memory_bytes=1 << 40,
+            max_waiting=100,
             load_timeout_s=load_timeout_s,
             idle_timeout_s=None,
             drain_s=PATIENCE_S,
@@ -383,6 +386,46 @@ def test_what_names_no_model_is_refused_in_words(http: httpx.Client) -> None:
         assert refused.status_code == 400, body[:20]
         assert message in refused.json()["error"]["message"]
     assert http.post(CHAT, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+def test_a_route_that_no_model_has_loads_none(http: httpx.Client, models: Models) -> None:
+    for route in ("/nothing", "/v1/load_lora_adapter", "/v1/embeddings/x"):
+        assert http.post(route, json={"model": "b"}).status_code == 404
+    assert not models.b.engines
+    http.post(CHAT, json={**ASKS, "model": "b"})
+    app = models.pool.models[1].app
+    assert app is not None
+    assert {each.path for each in all_routes(app)} == MODEL_ROUTES
+
+
+def test_a_model_that_is_asked_for_often_is_loaded_by_one_task(http: httpx.Client, models: Models) -> None:
+    models.b.held = True
+    for _ in range(5):
+        http.post("/models/load", json={"model": "b"})
+    until(lambda: len(models.pool.models[1].waiters) == 1)
+    models.b.held = False
+
+
+def test_the_wait_for_a_model_counts_towards_the_deadline(http: httpx.Client, models: Models) -> None:
+    models.b.held = True
+    for field, header in (({"timeout": 0.2}, {}), ({}, {"X-Request-Timeout": "0.2"})):
+        answer = http.post(CHAT, json={**ASKS, "model": "b", **field}, headers=header)
+        assert answer.status_code == 504
+        assert "not loaded within 0.2 s, the request's deadline" in answer.json()["error"]["message"]
+    assert http.post(CHAT, json={**ASKS, "model": "b"}, headers={"X-Request-Timeout": "-1"}).status_code == 400
+    models.b.held = False
+    until(lambda: status(http, "b")["value"] == "loaded")
+    http.post("/models/unload", json={"model": "b"})
+    models.b.held = True
+    began_s = time.monotonic()
+    thread, _ = asking(http, model="b", timeout=60)
+    until(lambda: status(http, "b")["value"] == "loading")
+    time.sleep(0.2)
+    models.b.held = False
+    thread.join()
+    deadline_s = models.b.engines[-1].requests[0].deadline_s
+    assert deadline_s is not None
+    assert began_s + 60 <= deadline_s <= time.monotonic() + 60 - 0.2
 
 
 def test_unknown_routes_and_methods_are_named_whether_or_not_a_model_is_loaded(http: httpx.Client) -> None:

@@ -22,6 +22,7 @@ from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory
 from faser.metrics.server import Metrics
 from tests.engine.checkpoints.adapter_files import write_adapter
+from tests.engine.checkpoints.encoder_models import write_encoder
 
 
 def test_models_have_the_names_of_their_folders_and_files(tmp_path: Path) -> None:
@@ -90,6 +91,22 @@ def test_a_cache_takes_a_part_of_the_free_memory_and_one_context_at_least(tiny_c
     assert needed(1 << 40, max_num_seqs=5) - weights == 5 * context
 
 
+def test_the_estimate_of_an_encoder_is_what_its_engine_takes(tmp_path: Path) -> None:
+    """Oracle: the size that the engine states once it is loaded."""
+    write_encoder(tmp_path, "bert")
+    config = EngineConfig(backend="torch", num_threads=1)
+
+    async def loaded() -> int:
+        engine = AsyncEngine(config, tmp_path, load_tokenizer(tmp_path), transport="thread")
+        await engine.start()
+        info = await engine.wait_ready()
+        await engine.stop()
+        return info.weight_bytes + info.kv_cache_bytes
+
+    estimate = memory_needed(tmp_path, config, available_memory()) - PROCESS_BYTES
+    assert estimate == pytest.approx(asyncio.run(loaded()), rel=0.02)
+
+
 def test_files_that_cannot_be_read_have_no_estimate(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
@@ -119,6 +136,25 @@ def test_a_tokenizer_is_kept_until_its_file_changes(tiny_checkpoint: Path, tmp_p
     asyncio.run(test())
 
 
+def test_a_tokenizer_can_be_read_ahead_of_the_first_load(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def source(model: Path) -> FileSource:
+        config = EngineConfig(model=str(model), backend="torch", num_threads=1)
+        settings = ModelSettings(names=("m",), engine=config, server=ServerConfig(), label=flag_label)
+        metrics = Metrics(model_name="m", max_model_len=0)
+        return FileSource(settings, None, ApiKeys(()), metrics, ResponseStore(0), num_shares=1)
+
+    async def test() -> None:
+        await source(tmp_path / "none").read_tokenizer()  # which is no reason not to serve others
+        ahead = source(tiny_checkpoint)
+        await ahead.read_tokenizer()
+        assert ahead._tokenizer is not None
+        await ahead.locate(lambda *_: None)
+        engine, _ = await ahead.build(lambda *_: None)
+        assert engine.tokenizer is ahead._tokenizer[1]
+
+    asyncio.run(test())
+
+
 def test_the_adapters_of_a_model_are_read_with_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
     def built(path: Path) -> FileSource:
         config = EngineConfig(model=str(tiny_checkpoint), backend="torch", num_threads=1, enable_lora=True)
@@ -142,11 +178,11 @@ def test_the_adapters_of_a_model_are_read_with_it(tiny_checkpoint: Path, tmp_pat
 
 
 def test_limits_follow_from_the_settings_and_the_machine() -> None:
-    plain = pool_limits(ServerConfig(), on_gpu=False)
+    plain = pool_limits(ServerConfig(), on_gpu=False, max_waiting=9)
     assert (plain.max_models, plain.load_timeout_s, plain.idle_timeout_s, plain.drain_s) == (None, 300, None, 25)
     assert 0.5 * available_memory() < plain.memory_bytes < available_memory()
-    assert pool_limits(ServerConfig(), on_gpu=True).max_models == 1
-    given = pool_limits(ServerConfig(models_max=3, models_memory="2G"), on_gpu=True)
+    assert pool_limits(ServerConfig(), on_gpu=True, max_waiting=9).max_models == 1
+    given = pool_limits(ServerConfig(models_max=3, models_memory="2G"), on_gpu=True, max_waiting=9)
     assert (given.max_models, given.memory_bytes) == (3, 2 << 30)
 
 

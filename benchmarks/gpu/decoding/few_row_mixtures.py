@@ -28,7 +28,8 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import ExpertsSpec
 from faser.kernels.cuda.choices import GraphClock, KernelClock, Way
 from faser.kernels.cuda.flashinfer.few_row_mixtures import SEPARATE
-from faser.kernels.cuda.triton.experts import ExpertWeights, experts
+from faser.kernels.cuda.triton.expert_weights import ExpertWeights
+from faser.kernels.cuda.triton.experts import experts
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
 from faser.kernels.cuda.triton.layer_ops import rms_norm
 

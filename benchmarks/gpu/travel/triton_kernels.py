@@ -30,11 +30,12 @@ from benchmarks.cells import markdown
 from benchmarks.runner import command_line
 from faser.files import write_atomically
 from faser.kernels.cuda.triton.common import EXACT
-from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles, in_8_bits
+from faser.kernels.cuda.triton.experts import ALL_TILES, FEW_ROWS, Tiles, of_fewer_bits
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES
 from faser.kernels.cuda.triton.few_rows import STAGES
 from faser.kernels.cuda.triton.grouped_fp8 import ALL_TILES as GROUPED_TILES
 from faser.kernels.cuda.triton.low_bit import STAGES as LOW_BIT_STAGES
+from faser.kernels.cuda.triton.low_bit import stages_of
 
 TYPES = {
     "*fp32": (
@@ -91,6 +92,8 @@ _PAIRS = {
     "first_weight": "*bf16",
     "inner": "*bf16",
     "biases": "*bf16",
+    "order": "*i32",
+    **dict.fromkeys(("scale_halves", "minimums", "minimum_halves"), "*fp16"),
 }
 OTHERS |= {
     "_route": {"chosen": "*i32", "weights": "*fp32", "num_experts": "i32"},
@@ -136,7 +139,8 @@ OTHERS["_few_rows"] = {
     **dict.fromkeys(("size", "groups"), "i32"),
 }
 OTHERS["_grouped_product"] = OTHERS["_few_rows"] | {"weight": "*fp8e4nv"}
-SIZES |= {"GROUP": 0, "LINES": 1}
+SIZES |= {"GROUP": 0, "LINES": 1, "CODED": False, "FORM": "", "ZERO": 0, "LOWERED": False, "ORDERED": False}
+SIZES |= {"SCALES_HALVED": False, "SCALES_PER_HALF": 1, "MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
 _BLOCKS = {"GROUP": 128, "LINES": 128}  # of scales, in nearly all checkpoints that have them
 _IN_8_BITS = {"SCALED": True, **_BLOCKS}
 _LOW_BIT = {
@@ -149,6 +153,7 @@ OTHERS |= {
     "_few_low_bit_rows": _LOW_BIT | {"codes": "*u32", "norm": "*fp32"},
     "_low_bit_rows": _LOW_BIT,
     "_dequantise": _LOW_BIT,
+    "_widen": _LOW_BIT | {"offsets": "*i64", "num_experts": "i32"},
 }
 OTHERS["_few_row_attention"] = {
     **dict.fromkeys(("q_weight", "k_weight", "v_weight", "sinks", "mixed", "sums"), "*fp32"),
@@ -190,6 +195,7 @@ VARIANTS_ONLY = (
     "_few_low_bit_rows",
     "_low_bit_rows",
     "_dequantise",
+    "_widen",
     "_adapter_down",
     "_adapter_up",
 )  # kernels for which the common sizes make no sense
@@ -206,6 +212,7 @@ _PIPELINED = {
     "_few_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_low_bit_rows": ("stride", "residual_stride", "out_stride", "size", "width"),
     "_dequantise": ("width",),
+    "_widen": ("size", "width"),
     "_adapter_down": ("stride", "depth", "width"),
     "_adapter_up": ("stride", "size", "width"),
 }
@@ -220,11 +227,22 @@ _LOW_BIT_KINDS: tuple[dict[str, Any], ...] = (
     {"FORM": "bytes", "ZERO": 128, "GROUP": 32, "LOWERED": False, **_PLAIN},
     {"FORM": "bytes", "ZERO": 32, "GROUP": 16, "LOWERED": False, **_HALVED, "SCALES_PER_HALF": 16},
 )
+_CODED_KINDS = tuple(
+    {"CODED": True, "ORDERED": ordered, "BIASED": kind["FORM"] == "floats", **kind}
+    for kind in _LOW_BIT_KINDS
+    for ordered in ((False, True) if kind["GROUP"] == 128 else (False,))
+)
 _UNITS: tuple[dict[str, Any], ...] = (
     {"NORMED": True, "ADDS": False, "ACTIVATION": ""},
     {"NORMED": True, "ADDS": False, "ACTIVATION": "silu"},
     {"NORMED": False, "ADDS": True, "ACTIVATION": ""},
 )
+
+
+def _stages(outputs: int, kind: dict[str, Any], unit: dict[str, Any]) -> int:
+    return stages_of(outputs, kind["GROUP"], gated=bool(unit["ACTIVATION"]))
+
+
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_add": [{"SHARES": True}],
     "_few_rows": [
@@ -246,7 +264,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for tiles in GROUPED_TILES
     ],
     "_few_low_bit_rows": [
-        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": LOW_BIT_STAGES[outputs], **kind, **unit, **_DEPENDENT}
+        {"ROWS": rows, "OUTPUTS": outputs, "STAGES": _stages(outputs, kind, unit), **kind, **unit, **_DEPENDENT}
         for kind in _LOW_BIT_KINDS
         for unit in _UNITS
         for rows in (1, 2, 4)
@@ -262,6 +280,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for kind in _LOW_BIT_KINDS
         for listed in (False, True)
     ],
+    "_widen": [{"LINES": 16, "DEPTH": 256, **kind} for kind in _LOW_BIT_KINDS],
     "_few_row_attention": [
         {"ROWS": rows, "QUERIES": queries, "NORMED": 2, **kind, **_DEPENDENT}
         for rows, queries in ((1, 16), (2, 16), (8, 32))
@@ -296,14 +315,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         for activation in ("silu", "gelu_tanh", "swigluoai")
     ]
     + [
-        sizes_of(in_8_bits(tiles)) | {"ACTIVATION": "silu"} | _IN_8_BITS
+        sizes_of(of_fewer_bits(tiles)) | {"ACTIVATION": "silu"} | _IN_8_BITS
+        for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
+    ]
+    + [
+        sizes_of(of_fewer_bits(tiles)) | {"ACTIVATION": "swigluoai" if kind["BIASED"] else "silu", **kind}
+        for kind in _CODED_KINDS
         for tiles in dict.fromkeys((*ALL_TILES, *FEW_ROW_TILES.values()))
     ],
     "_down": [
-        sizes_of(in_8_bits(tiles) if scaling else tiles) | {"BIASED": biased, "ADD_ROWS": add_rows} | scaling
+        sizes_of(of_fewer_bits(tiles) if stored else tiles) | {"BIASED": biased, "ADD_ROWS": add_rows} | stored
         for add_rows, some in ((0, ALL_TILES), (FEW_ROWS, FEW_ROW_TILES.values()))
         for tiles in some
-        for biased, scaling in ((False, {}), (True, {}), (False, _IN_8_BITS))
+        for biased, stored in ((False, {}), (True, {}), (False, _IN_8_BITS), *((False, k) for k in _CODED_KINDS))
     ],
     "_route_few": [
         {"ROWS": FEW_ROWS, "SUM_ROWS": 16, "OUTPUTS": 16, "DEPTH": 128, "num_warps": 4, "num_stages": 3}
@@ -388,7 +412,9 @@ def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
     floats = {"weight" if name == "_few_rows" else "first_weight": "*fp8e4nv"}
     types |= floats if changed.get("SCALED") and name in ("_few_rows", "_gate_up", "_down") else {}
+    types |= {"first_weight": "*u8", "scales": "*fp16"} if changed.get("CODED") else {}
     types |= {"scales": "*i8", "minimums": "*i8"} if changed.get("SCALES_HALVED") else {}
+    types |= {"scales": "*u8", "minimums": "*u8"} if changed.get("FORM") == "floats" else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
     aligned = _PIPELINED.get(name, ())

@@ -92,13 +92,18 @@ GENERATED = answers(*BODY_ERRORS, 504, content="text/event-stream")  # of a rout
 def include(app: FastAPI, router: APIRouter) -> None:
     """Add the routes of a router, which `documented` then has."""
     app.include_router(router)
-    app.state.routes = (*documented(app), *(each for each in router.routes if isinstance(each, APIRoute)))
+    app.state.routes = (*all_routes(app), *(each for each in router.routes if isinstance(each, APIRoute)))
+
+
+def all_routes(app: FastAPI) -> tuple[APIRoute, ...]:
+    """Return the routes that were included, in their order."""
+    routes: tuple[APIRoute, ...] = getattr(app.state, "routes", ())
+    return routes
 
 
 def documented(app: FastAPI) -> tuple[APIRoute, ...]:
     """The routes that the document has, in its order."""
-    routes: tuple[APIRoute, ...] = getattr(app.state, "routes", ())
-    return tuple(each for each in routes if each.include_in_schema)
+    return tuple(each for each in all_routes(app) if each.include_in_schema)
 
 
 def document(app: FastAPI, *, max_logprobs: int) -> dict[str, Any]:

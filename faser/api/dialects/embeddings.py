@@ -14,6 +14,7 @@ from faser.api.dialects.completions_requests import read_prompts
 from faser.api.dialects.vectors import PoolingBody, check_body, pool, tokenized, usage
 from faser.api.middleware.outer import get_request_id
 from faser.api.requests.embedding import Floats, unit, vector_size
+from faser.api.requests.prompts import count_chars
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.pooling import Embedder, Pooling
@@ -42,7 +43,8 @@ def embeddings_router(service: Service) -> APIRouter:
         body = await service.read(http, EmbeddingBody)
         info = check_body(service, body, http)
         size = vector_size(info.embedder, info.hidden_size, body.dimensions)
-        sources, field = _sources(service, body, info.embedder)
+        num_chars = count_chars(body.messages or ())
+        sources, field = await service.text_worker.run(num_chars, lambda: _sources(service, body, info.embedder))
         special = body.messages is None
         prompts = await tokenized(service, body, info, sources, field, add_special_tokens=special)
         pooling = Pooling(kind=info.embedder.kind)

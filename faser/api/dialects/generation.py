@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fastapi import Request as HttpRequest
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from faser.api.answers.framing import AnswerFormatter, AnswerFraming, ChoicesFraming, Envelope, Streaming
 from faser.api.answers.generation_record import describe
@@ -26,6 +27,7 @@ from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+LOAD_BEGAN = "faser.load_began_s"
 _NO_NVEXT, _NO_HINTS = NvExt(), AgentHints(priority=None, osl=None)
 
 
@@ -136,7 +138,7 @@ async def build_handler(
     streams_choices = streaming is not None and frame is None
     check_trace(speculation, streams_choices=streams_choices, shares_cache=namespace is None)
     tenant = tenant_of(scope, unique)
-    deadline_s = deadline_of(body.timeout, http.headers, settings.request_timeout_s, arrival_s)
+    deadline_s = deadline_of(body.timeout, http.scope, settings.request_timeout_s, arrival_s)
     requests = tuple(
         Request(
             request_id=f"{request_id}-{unique}-{index}",
@@ -215,14 +217,15 @@ def read_hints(body: GenerationBody) -> tuple[int, int | None]:
 
 
 def deadline_of(
-    body_timeout: float | None, headers: Headers, server_timeout_s: float | None, arrival_s: float
+    body_timeout: float | None, scope: Scope, server_timeout_s: float | None, arrival_s: float
 ) -> float | None:
     """When the request must be finished, by the clock of arrival_s; None: it has no deadline.
 
+    scope: may have an earlier arrival, at LOAD_BEGAN: the request has waited for its model.
     Raises RequestError for a timeout that is not a number of seconds above 0.
     """
-    timeouts = present((server_timeout_s, _checked("timeout", body_timeout), _header(headers)))
-    return arrival_s + min(timeouts) if timeouts else None
+    timeouts = present((server_timeout_s, _checked("timeout", body_timeout), _header(Headers(scope=scope))))
+    return scope.get(LOAD_BEGAN, arrival_s) + min(timeouts) if timeouts else None
 
 
 def _header(headers: Headers) -> float | None:

@@ -20,7 +20,7 @@ from faser.api.bodies.openapi import BODY_ERRORS, answers, json_body
 from faser.api.dialects.vectors import PoolingBody, check_body, pool, tokenized, usage
 from faser.api.middleware.outer import get_request_id
 from faser.api.requests.embedding import Floats, compare
-from faser.api.requests.prompts import TokenizedPrompt
+from faser.api.requests.prompts import TokenizedPrompt, count_chars
 from faser.api.requests.service import Service
 from faser.errors import RequestError
 from faser.types.engine import ModelInfo
@@ -123,13 +123,16 @@ async def _scores(
     field: str,
 ) -> tuple[Floats, list[TokenizedPrompt]]:
     """Return the score of each document, [N], and the prompts that were read. queries: one, or as many."""
-    found = compare(
-        info.embedder,
-        service.chat_renderer,
-        queries,
-        documents,
-        instruction=body.instruction,
-        truncate=body.truncate_prompt_tokens,
+    found = await service.text_worker.run(
+        count_chars((*queries, *documents)),
+        lambda: compare(
+            info.embedder,
+            service.chat_renderer,
+            queries,
+            documents,
+            instruction=body.instruction,
+            truncate=body.truncate_prompt_tokens,
+        ),
     )
     if found.reads_pairs and body.add_special_tokens is False:
         raise RequestError(

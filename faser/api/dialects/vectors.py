@@ -95,7 +95,7 @@ async def pool(
     unique = uuid.uuid4().hex[:12]
     namespace = service.namespaces.name(get_key_identity(scope), body.cache_salt)
     adapter = service.adapter(body.model)
-    deadline_s = deadline_of(body.timeout, http.headers, service.settings.request_timeout_s, arrival_s)
+    deadline_s = deadline_of(body.timeout, scope, service.settings.request_timeout_s, arrival_s)
     requests = [
         Request(
             request_id=f"{get_request_id(scope)}-{unique}-{index}",

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from faser.config.adapters import AdapterModule, name_problem
-from faser.errors import ConfigError, ModelError, RequestError, UnknownModelError
+from faser.errors import ConfigError, ModelError, OverloadError, RequestError, UnknownModelError
 from faser.types.adapter import Adapter
 
 # Checks the files of a path and returns the adapter under a name. Called in a thread. Raises ModelError.
 ReadAdapter = Callable[[str, str], Adapter]
 
 _NAME, _PATH = "lora_name", "lora_path"  # fields of vLLM's routes
+_LOAD_S = 60.0  # for a client's adapter: requests may use all the room that there is
 
 _log = logging.getLogger("faser.api")
 
@@ -50,7 +51,7 @@ class Adapters:
 
     read: of files. served_names: of the model. modules: the operator's, each with the name of its model; None: the
     first served name. enabled: the engine has room for adapters. folder: to which paths
-    that clients give are confined; None: they are not.
+    that clients give are confined; None: they are not. load_s: the longest time that a client waits for a load.
     Raises ConfigError for a module with a served name.
     """
 
@@ -63,12 +64,14 @@ class Adapters:
         modules: Sequence[tuple[Adapter, str | None]] = (),
         enabled: bool = True,
         folder: Path | None = None,
+        load_s: float = _LOAD_S,
     ) -> None:
         self._engine = engine
         self._read = read
         self._served_names = tuple(served_names)
         self._enabled = enabled
         self._folder = folder
+        self._load_s = load_s
         self._served: dict[str, ServedAdapter] = {}
         self._changing = asyncio.Lock()  # one after another: two may have one name
         for adapter, parent in modules:
@@ -88,8 +91,8 @@ class Adapters:
     async def load(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load an adapter that a client names, and serve it. replaces: the name may be taken by another adapter.
 
-        Requests that run with an adapter that is replaced end with it. Raises RequestError, NotReadyError or
-        EngineError; then nothing has changed.
+        Requests that run with an adapter that is replaced end with it. Raises RequestError, NotReadyError,
+        OverloadError or EngineError; then nothing has changed.
         """
         if not self._enabled:
             raise RequestError("this server has no room for adapters; start it with --enable-lora", param=_NAME)
@@ -107,7 +110,14 @@ class Adapters:
                 adapter = await asyncio.to_thread(self._read, name, self._within(path))
             except ModelError as error:
                 raise RequestError(str(error), param=_PATH) from None
-            await self._engine.load_adapter(adapter)
+            try:
+                async with asyncio.timeout(self._load_s):
+                    await self._engine.load_adapter(adapter)
+            except TimeoutError:
+                raise OverloadError(
+                    f"the adapter was not loaded within {self._load_s:g} s, since running requests use all "
+                    "adapters that the server keeps in memory; try again, or raise --max-cpu-loras"
+                ) from None
             before = self._served.get(name)
             self._serve(adapter, None)
             if before is not None:

@@ -15,8 +15,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.errors import ModelError
+from faser.machine import available_memory
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +109,8 @@ def read_whole(path: Path, digest: blake2b) -> mmap.mmap:
             size, at = os.fstat(file.fileno()).st_size, 0
             if not size:
                 raise ModelError(f"{path} is empty")
+            if size > (free := available_memory()):
+                raise ModelError(f"{path} has {show_bytes(size)}, more than the {show_bytes(free)} of free memory")
             content = mmap.mmap(-1, size)
             with memoryview(content) as view:
                 while at < size and (count := file.readinto(view[at : at + _CHUNK])):

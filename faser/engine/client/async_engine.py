@@ -232,20 +232,21 @@ class AsyncEngine:
         """Return how far from its targets a request would be served here, as in Admission; 0: they can be met."""
         return self._admission.shortfall(request, time.monotonic())
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, reason: str = "the server is shutting down") -> None:
         """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest.
 
-        An engine that dies meanwhile, or that is being restarted, is not needed any more.
+        reason: what clients are told. An engine that dies meanwhile, or that is being restarted, is not needed
+        any more.
         """
         self._supervisor.end_restarts()
         if self._state is EngineState.DEAD:
             return
-        self._enter(EngineState.DRAINING, "the server is shutting down")
+        self._enter(EngineState.DRAINING, reason)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ABORT)
-            stream.fail(NotReadyError("the server shut down before the request was finished"))
+            stream.fail(NotReadyError(f"{reason}; the request was not finished within {timeout_s:g} s"))
             self._supervisor.send(Abort(stream.request.request_id))
 
     async def stop(self) -> None:

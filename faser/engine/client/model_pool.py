@@ -17,13 +17,13 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from faser.config.declaration import show_bytes
-from faser.errors import ConfigError, EngineError, FaserError, NotReadyError
+from faser.errors import ConfigError, EngineError, FaserError, NotReadyError, OverloadError
 from faser.types.engine import EngineState, ModelInfo, ProgressCallback
 
 App = TypeVar("App")
@@ -35,6 +35,7 @@ PROCESS_BYTES = 512 << 20
 _RETRY_PAUSE_S = 10.0  # a model that cannot be loaded is not tried for every request
 _UNKNOWN_LOAD_S = 10.0  # of a model that has never been loaded
 _MAX_RETRY_AFTER_S = 600
+_ENDS = "the server is shutting down"
 
 _log = logging.getLogger("faser.models")
 
@@ -51,7 +52,7 @@ class PooledEngine(Protocol):
 
     async def wait_dead(self) -> FaserError: ...
 
-    async def drain(self, timeout_s: float) -> None: ...
+    async def drain(self, timeout_s: float, *, reason: str = ...) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -113,12 +114,14 @@ class PoolObserver(Protocol):
 class PoolLimits:
     """Limits of a pool. max_models: loaded at once; None: no limit. memory_bytes: all of them together.
 
-    load_timeout_s: the longest time that a request waits for its model. idle_timeout_s: a model without requests
-    is unloaded after it; None: never. drain_s: what running requests get to finish when their model is to leave.
+    max_waiting: requests that wait for one model. load_timeout_s: the longest time that a request waits.
+    idle_timeout_s: a model without requests is unloaded after it; None: never. drain_s: what running requests get
+    to finish when their model is to leave.
     """
 
     max_models: int | None
     memory_bytes: int
+    max_waiting: int
     load_timeout_s: float
     idle_timeout_s: float | None
     drain_s: float
@@ -147,6 +150,7 @@ class PooledModel(Generic[App]):
         self.app: App | None = None
         self.loading: asyncio.Task[None] | None = None
         self.watching: asyncio.Task[None] | None = None
+        self.unloading: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -189,7 +193,6 @@ class ModelPool(Generic[App]):
         self._turn = asyncio.Lock()  # of loads that make room, in the order in which they were asked for
         self._changed = asyncio.Event()
         self._sweeping: asyncio.Task[None] | None = None
-        self._unloading: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
     @property
@@ -201,11 +204,15 @@ class ModelPool(Generic[App]):
     def state_reason(self) -> str:
         """Return what the server waits for, in words; empty: it does not."""
         if self._state is EngineState.DRAINING:
-            return "the server is shutting down"
+            return _ENDS
         loading = next((each for each in self._preloaded if each.state is ModelState.LOADING), None)
         if self._state is not EngineState.LOADING or loading is None:
             return ""
         return f"model {loading.name!r}: {loading.progress[0]}"
+
+    @property
+    def _ends(self) -> bool:
+        return self._state in (EngineState.DRAINING, EngineState.DEAD)
 
     @property
     def reserved_bytes(self) -> int:
@@ -242,7 +249,8 @@ class ModelPool(Generic[App]):
     async def use(self, model: PooledModel[App]) -> AsyncIterator[App]:
         """Wait until the model is loaded; within the context it stays so.
 
-        Raises NotReadyError: the model cannot be loaded, not in time, or the server ends.
+        Raises NotReadyError: the model cannot be loaded, not in time, or the server ends; OverloadError: too many
+        wait for it.
         """
         app = await self._enter(model, self._limits.load_timeout_s)
         try:
@@ -265,6 +273,8 @@ class ModelPool(Generic[App]):
             await asyncio.gather(model.loading, return_exceptions=True)
         if model.state is ModelState.LOADED:
             await self._unload(model, "request", self._limits.drain_s)
+        elif model.unloading is not None:
+            await asyncio.shield(model.unloading)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and end loads; wait at most timeout_s for accepted requests, then abort the rest."""
@@ -274,7 +284,7 @@ class ModelPool(Generic[App]):
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         for model in self.models:
-            self._refuse(model, NotReadyError("the server is shutting down"))
+            self._refuse(model, NotReadyError(_ENDS))
         engines = [each.engine for each in self.models if each.engine is not None]
         await asyncio.gather(*(each.drain(timeout_s) for each in engines))
 
@@ -285,9 +295,10 @@ class ModelPool(Generic[App]):
         running = [task for task in tasks if task is not None]
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, *self._unloading, return_exceptions=True)
+        unloading = [each.unloading for each in self.models if each.unloading is not None]
+        await asyncio.gather(*running, *unloading, return_exceptions=True)
         for model in self.models:
-            self._refuse(model, NotReadyError("the server is shutting down"))
+            self._refuse(model, NotReadyError(_ENDS))
         await asyncio.gather(*(self._end(each) for each in self.models if each.engine is not None))
         self._ended.set()
 
@@ -308,16 +319,21 @@ class ModelPool(Generic[App]):
 
         Returns what answers the request: the engine may die before the request has its turn.
 
-        Raises NotReadyError; without a timeout, the error with which the load fails.
+        Raises NotReadyError or OverloadError; without a timeout, the error with which the load fails.
         """
-        if self._state in (EngineState.DRAINING, EngineState.DEAD):
-            raise NotReadyError("the server is shutting down")
+        if self._ends:
+            raise NotReadyError(_ENDS)
         if model.is_ready:
             assert model.app is not None
             model.num_users += 1
             return model.app
         if model.failure is not None and (pause_s := model.failed_s + _RETRY_PAUSE_S - time.monotonic()) > 0:
             raise _not_loaded(model, model.failure, pause_s)
+        if len(model.waiters) >= self._limits.max_waiting:
+            raise OverloadError(
+                f"{len(model.waiters)} requests wait for model {model.name!r}, as many as may",
+                retry_after_s=self._retry_after_s(model),
+            )
         waiter: asyncio.Future[App] = asyncio.get_running_loop().create_future()
         model.waiters.append(waiter)
         self._load_soon(model)
@@ -358,8 +374,8 @@ class ModelPool(Generic[App]):
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil((model.load_s or _UNKNOWN_LOAD_S) - passed_s)))
 
     def _load_soon(self, model: PooledModel[App]) -> None:
-        """Begin to load a model, unless it is being loaded, or has yet to leave."""
-        if model.loading is None and model.state is ModelState.UNLOADED:
+        """Begin to load a model, unless it is being loaded, has yet to leave, or the server ends."""
+        if model.loading is None and model.state is ModelState.UNLOADED and not self._ends:
             model.state, model.began_s = ModelState.LOADING, time.monotonic()
             model.loading = asyncio.create_task(self._load(model), name=f"faser-load-{model.name}")
 
@@ -379,18 +395,22 @@ class ModelPool(Generic[App]):
             model.engine, model.app = await model.source.build(report)
             await model.engine.start()
             info = await model.engine.wait_ready()
+        except asyncio.CancelledError:
+            await self._end(model)
+            unloaded = f"model {model.name!r} was unloaded before it was ready"
+            self._refuse(model, NotReadyError(_ENDS if self._ends else unloaded))
         except FaserError as error:
             await self._end(model)
             self._fail(model, error)
-        except BaseException as error:
+        except Exception as error:
+            _log.exception("model %s cannot be loaded", model.name)
             await self._end(model)
-            self._refuse(model, NotReadyError(f"model {model.name!r} was unloaded before it was ready"))
-            if not isinstance(error, asyncio.CancelledError):
-                _log.exception("model %s cannot be loaded", model.name)
+            self._fail(model, EngineError(f"{type(error).__name__}; the log has the details"))
         else:
             model.load_s = time.monotonic() - began_s
             model.max_model_len = info.max_model_len
-            model.memory_bytes = PROCESS_BYTES + info.weight_bytes + info.kv_cache_bytes
+            if info.device == "cpu":  # on a GPU only the process takes memory of the machine
+                model.memory_bytes = PROCESS_BYTES + info.weight_bytes + info.kv_cache_bytes
             self._open(model, model.engine)
         finally:
             model.loading = None
@@ -500,25 +520,28 @@ class ModelPool(Generic[App]):
         model.state = ModelState.UNLOADING  # at once: nothing else may find it loaded
         model.watching.cancel()
         unloading = asyncio.create_task(self._close(model, reason, drain_s), name=f"faser-unload-{model.name}")
-        self._unloading.add(unloading)
-        unloading.add_done_callback(self._unloading.discard)
+        model.unloading = unloading
         await asyncio.shield(unloading)
 
     async def _close(self, model: PooledModel[App], reason: str, drain_s: float) -> None:
         assert model.engine is not None
         if model.num_users:
-            await model.engine.drain(drain_s)
+            await model.engine.drain(drain_s, reason=f"model {model.name!r} is being unloaded")
         await self._end(model)
+        model.unloading = None
         self._observer.unloaded(model.name, reason)
         _log.info("model %s is unloaded (%s)", model.name, reason)
         if model.waiters:
             self._load_soon(model)
 
     async def _end(self, model: PooledModel[App]) -> None:
-        """End what is left of a model's engine, and give its memory back."""
+        """End what is left of a model's engine, and give its memory back, even if the caller is cancelled."""
         engine, model.engine, model.app = model.engine, None, None
         if engine is not None:
-            await engine.stop()
+            stopping = asyncio.ensure_future(engine.stop())
+            while not stopping.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({stopping})
         model.state, model.leaving, model.memory_bytes = ModelState.UNLOADED, False, 0
         model.progress = ("", 0, 0)
         self._changed.set()

@@ -23,6 +23,7 @@ from faser.engine.contract.drafts import Drafts
 from faser.types.adapter import Adapter
 from faser.types.answer import FinishReason, PositionLogprobs, SequenceError, SpeculationSummary, StepTrace
 from faser.types.arrays import Ints
+from faser.types.pooling import PoolingKind
 from faser.types.sampling import SamplingParams
 from faser.types.statistics import PruneStats
 
@@ -506,3 +507,17 @@ class LaunchedStep:
         before has been collected.
         """
         return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingBatch:
+    """N texts, R tokens side by side.
+
+    token_ids: [R]. counts: [N] tokens of each text. kinds: [N] how each gets its vector. seconds: [N] where the
+    second text of a pair begins; None: it is no pair, or its tokens have one type.
+    """
+
+    token_ids: list[int]
+    counts: list[int]
+    kinds: list[PoolingKind]
+    seconds: list[int | None]

@@ -5,8 +5,7 @@ of the WaitingQueue, which shares the encoder fairly among tenants, for as long 
 seconds, never tensors.
 """
 
-from faser.engine.contract.encoding import EncodingBatch
-from faser.engine.contract.plan import StepDeltas
+from faser.engine.contract.plan import EncodingBatch, StepDeltas
 from faser.engine.contract.target_room import due_s
 from faser.engine.control.clock import Clock
 from faser.engine.control.kv_cache import SequenceBlocks

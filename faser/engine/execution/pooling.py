@@ -1,18 +1,24 @@
 """Vectors of prompts: of the requests that ask for one, as the rows of their prompts are computed.
 
-Owns which sequences ask for one, and the sums of those whose prompts take several steps.
+Pooler owns which sequences of a model that generates ask for one, and the sums of those whose prompts take several
+steps; EncoderExecutor owns an encoder, whose texts take one step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.plan import SequenceStart, StepRows
+from faser.engine.contract.plan import EncodingBatch, SequenceStart, StepRows
+from faser.engine.execution.models.encoder import Encoder, TextRows
+from faser.engine.execution.models.encoder_loader import Classifier
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.graph_capture import Readback
+from faser.types.pooling import PoolingKind
+
+Floats = NDArray[np.float32]
 
 Vectors = Callable[[], dict[int, bytes]]  # [D] float32 of a step's sequences, by position; may wait for the device
 
@@ -81,3 +87,35 @@ class Pooler:
 
     def _read(self, values: Tensor) -> Readback:
         return self._runner.read_back(values.float())
+
+
+class EncoderExecutor:
+    """classifier: of a cross-encoder, whose vectors are logits."""
+
+    def __init__(self, encoder: Encoder, classifier: Classifier | None) -> None:
+        self._encoder, self._classifier = encoder, classifier
+
+    def run(self, batch: EncodingBatch) -> list[bytes]:
+        """Return the vector [D] float32 of each text, not yet normalised; [1] of a pair."""
+        texts = TextRows(batch.token_ids, batch.counts, batch.seconds)
+        states = self._encoder.forward(texts)
+        kinds = batch.kinds if self._classifier is None else (self._classifier.kind,) * len(batch.counts)
+        pooled = _pooled(states.numpy(force=True), texts, kinds)
+        if self._classifier is not None:
+            logits = self._classifier.logits(torch.from_numpy(pooled).to(states.device))
+            pooled = logits.numpy(force=True)
+        return [each.tobytes() for each in pooled]
+
+
+def _pooled(states: Floats, texts: TextRows, kinds: Sequence[PoolingKind]) -> Floats:
+    """Return a vector [N, H] of each text's rows. states: [R, H]."""
+    starts = texts.starts[:-1]
+    last = texts.starts[1:] - 1
+    at = np.array([kind is PoolingKind.LAST for kind in kinds])
+    found = states[np.where(at, last, starts)]
+    means = np.array([kind is PoolingKind.MEAN for kind in kinds])
+    if means.any():
+        # Sums a text after the other, row after row: a text's bits depend on no neighbour.
+        sums = np.add.reduceat(states, starts, axis=0, dtype=np.float64)
+        found[means] = (sums / texts.counts[:, None])[means]
+    return found

@@ -51,7 +51,7 @@ class Tokenizer:
         for token, token_id in vocabulary.items():
             self._bytes[token_id] = spelling.token_bytes(token)
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._length_bound = LengthBound.of(core, spelling)
+        self._length_bound = LengthBound.of(core, spelling, vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Token ids of a text. Special tokens written out in the text are recognised.

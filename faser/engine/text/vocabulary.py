@@ -1,6 +1,7 @@
 """Tokens as bytes: what each of them spells, and how few tokens a text can be, by its number of bytes."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,11 +144,17 @@ class LengthBound:
     free_spaces: bool = False
 
     @classmethod
-    def of(cls, core: tokenizers.Tokenizer, spelling: TokenSpelling) -> "LengthBound":
-        vocabulary = core.get_vocab(with_added_tokens=True)
+    def of(
+        cls, core: tokenizers.Tokenizer, spelling: TokenSpelling, vocabulary: Mapping[str, int]
+    ) -> "LengthBound":
+        """Return the bound of a tokenizer. vocabulary: its tokens, those that were added included."""
         added = core.get_added_tokens_decoder().values()
         shrinks = _shrink_factor(core)
-        if shrinks is None or not isinstance(core.model, models.BPE) or not _spells_or_drops(core, spelling):
+        if (
+            shrinks is None
+            or not isinstance(core.model, models.BPE)
+            or not _spells_or_drops(core, spelling, vocabulary)
+        ):
             return cls(bytes_per_token=None)
         # Matched as written: all of sentencepiece (U+2581 in a text is 3 bytes, and one space), and added tokens.
         as_written = {token.content for token in added} | (set() if spelling.byte_level else vocabulary.keys())
@@ -183,11 +190,10 @@ class LengthBound:
         return len(kept.encode("utf-8", "surrogatepass").translate(None, self.free_bytes))
 
 
-def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling) -> bool:
+def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling, vocabulary: Mapping[str, int]) -> bool:
     """Return whether every character is spelled or dropped, so that none become part of an unknown token."""
     if spelling.byte_level:
         return core.model.unk_token is None
-    vocabulary = core.get_vocab(with_added_tokens=True)
     return core.model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
 
 

@@ -3,12 +3,13 @@
     weight[n, k] = (code[n, k] - zero_point) * scale[n, k / group] (+ minimum[n, k / group])
 
 A byte holds two codes of 4 bits, the lower half that of the lower column. Codes of 5 and 6 bits, and nibbles that
-name one of 16 codes, take a byte each; floats of four bits (MXFP4) stay nibbles. Factors of superblocks (GGUF's K
-formats) stay integers times half floats. So nothing is rounded: kernels compute with the weights that the
-checkpoint stands for.
+name one of 16 codes, take a byte each; floats of four bits (MXFP4) stay nibbles, and their scales the byte of an
+exponent. Factors of superblocks (GGUF's K formats) stay integers times half floats. So nothing is rounded: kernels
+compute with the weights that the checkpoint stands for.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -16,20 +17,24 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.interface.low_bit.formats import GroupFactors, MemoryForm
-from faser.kernels.interface.low_bit.rows import FloatRows, GroupRows, LowBitPart, LowBitRows, quantise
+from faser.kernels.cuda.rounding import rounded
+from faser.kernels.interface.low_bit.formats import BlockFormat, GroupFactors, MemoryForm
+from faser.kernels.interface.low_bit.rows import BlockRows, FloatRows, GroupRows, LowBitPart, LowBitRows
+from faser.optional import maybe
+from faser.types.arrays import Bytes
 
 GROUPS = (16, 32, 64, 128, 256)
-_FORMS = {MemoryForm.NIBBLES: "nibbles", MemoryForm.FLOATS_OF_4: "floats"}  # all others are bytes
 _FLOAT4_CODES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the magnitudes that three bits name
-_FLOAT4_ZERO = 12
+_SMALLEST_POWER = 0x00400000  # bits of 2 ** -127, which the exponent 0 names
+_MIDDLE = 128  # zero point of codes of one byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
     """Scales or minimums of groups. values: [N, K / group rounded up], of any number type.
 
-    halves: [N, groups / per_half], half floats that multiply the values; None: nothing does.
+    Values of type uint8 are exponents e: they name 2 ** (e - 128). halves: [N, groups / per_half], half floats
+    that multiply the values; None: nothing does.
     """
 
     values: Tensor
@@ -46,6 +51,9 @@ class Factors:
 
     def products(self) -> Tensor:
         """Return the factors [N, groups] float32."""
+        if self.values.dtype is torch.uint8:
+            bits = self.values.int() << 23
+            return torch.where(bits == 0, _SMALLEST_POWER, bits).view(torch.float32) * 0.5
         wide = self.values.float()
         return wide if self.halves is None else wide * self.halves.float().repeat_interleave(self.per_half, 1)
 
@@ -83,20 +91,40 @@ class LowBitMatrix:
 
     def dequantised(self) -> Tensor:
         """Return the weights [N, K] float32 by tensor operations, the sum with a minimum rounded once."""
-        codes = self.codes
-        if self.form != "bytes":
-            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
-        if self.form == "floats":
-            sizes = torch.tensor(_FLOAT4_CODES, dtype=torch.float32, device=codes.device)[(codes & 7).long()]
-            wide = torch.where(codes > 7, -sizes, sizes)
-        else:
-            wide = codes.float() - self.zero_point
+        wide = self._numbers().float()
 
         def spread(factors: Factors) -> Tensor:
             return factors.products().repeat_interleave(self.group, 1)[:, : self.width]
 
         wide *= spread(self.scales)
         return wide if self.minimums is None else wide + spread(self.minimums)
+
+    def _numbers(self) -> Tensor:
+        """Return codes less their zero point, [N, K] int16; of floats of four bits twice their values."""
+        codes = self.codes
+        if self.form != "bytes":
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        if self.form != "floats":
+            return codes.short() - self.zero_point
+        sizes = torch.tensor(_FLOAT4_CODES, dtype=torch.int16, device=codes.device)[(codes & 7).long()]
+        return torch.where(codes > 7, -sizes, sizes)
+
+    def in_bytes(self, group: int) -> "LowBitMatrix":
+        """Return the same weights in codes of one byte, with a factor for every `group` columns, a divisor."""
+
+        def spread(factors: Factors) -> Factors:
+            values = factors.products().repeat_interleave(self.group // group, 1)
+            return Factors(values=values[:, : -(-self.width // group)].contiguous(), halves=None)
+
+        return replace(
+            self,
+            codes=(self._numbers() + _MIDDLE).to(torch.uint8),
+            form="bytes",
+            zero_point=_MIDDLE,
+            group=group,
+            scales=spread(self.scales),
+            minimums=maybe(spread, self.minimums),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +160,16 @@ def pack_low_bit(weight: LowBitRows, bias: Tensor | None, device: torch.device) 
     if weight.shape[1] % 32:
         raise ConfigError(f"rows of a low-bit weight have {weight.shape[1]} values; kernels take multiples of 32")
     parts = [_matrix(each, device) for each in weight.parts]
-    joined = tuple(_joined(list(alike)) for _, alike in groupby(parts, key=lambda each: each.kind))
+    joined = tuple(stacked(list(same)) for _, same in groupby(parts, key=lambda each: each.kind))
     order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)).to(device)
     return CudaLowBit(joined, None if bias is None else bias.to(device, copy=True), order)
 
 
 def _matrix(part: LowBitPart, device: torch.device) -> LowBitMatrix:
+    if isinstance(part, BlockRows) and part.format.form is MemoryForm.FLOATS_OF_4:
+        return _floats_of_4(part.blocks, part.format, device)
     if isinstance(part, FloatRows):
-        part = quantise(part.weight.float().cpu().numpy(), part.scheme)
+        return _rounded(part, device)
     if isinstance(part, GroupRows):
         form, group, zero = part.form, part.group_size, part.zero_point
         codes, scales = part.codes, GroupFactors(values=part.scales)
@@ -150,14 +180,11 @@ def _matrix(part: LowBitPart, device: torch.device) -> LowBitMatrix:
         scales, minimums = decoded.scales, decoded.minimums
     assert group in GROUPS, group
     found = torch.from_numpy(np.ascontiguousarray(codes)).to(device)
-    name = _FORMS.get(form, "bytes")
-    if name == "floats":
-        found, zero = _float_nibbles(found), 0
-    if name != "bytes":
-        found = found[:, ::2] | (found[:, 1::2] << 4)
+    if form is MemoryForm.NIBBLES:
+        found = _pairs(found)
     return LowBitMatrix(
         codes=found.contiguous(),
-        form=name,
+        form="nibbles" if form is MemoryForm.NIBBLES else "bytes",
         zero_point=zero,
         group=group,
         scales=_factors(scales, device),
@@ -165,14 +192,36 @@ def _matrix(part: LowBitPart, device: torch.device) -> LowBitMatrix:
     )
 
 
-def _float_nibbles(codes: Tensor) -> Tensor:
-    """Return the nibbles of codes that are 12 plus twice a float of four bits."""
-    nibbles = torch.zeros(2 * _FLOAT4_ZERO + 1, dtype=torch.uint8, device=codes.device)
-    for nibble, size in enumerate(_FLOAT4_CODES):
-        nibbles[_FLOAT4_ZERO + size] = nibble
-        if size:
-            nibbles[_FLOAT4_ZERO - size] = nibble + 8
-    return nibbles[codes.long()]
+def _rounded(part: FloatRows, device: torch.device) -> LowBitMatrix:
+    scheme = part.scheme
+    codes, scales, minimums = rounded(part.weight.to(device), scheme)
+    return LowBitMatrix(
+        codes=_pairs(codes) if scheme.form is MemoryForm.NIBBLES else codes,
+        form="nibbles" if scheme.form is MemoryForm.NIBBLES else "bytes",
+        zero_point=scheme.zero_point,
+        group=scheme.group_size,
+        scales=Factors(values=scales, halves=None),
+        minimums=Factors(values=minimums, halves=None) if scheme.has_minimums else None,
+    )
+
+
+def _pairs(nibbles: Tensor) -> Tensor:
+    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
+
+
+def _floats_of_4(blocks: Bytes, layout: BlockFormat, device: torch.device) -> LowBitMatrix:
+    """Copy blocks of MXFP4 as they are, and put neighbours beside one another on the device."""
+    given = np.require(blocks, requirements=["C", "W"])  # those of a mapped file cannot be written to
+    found = torch.from_numpy(given).to(device).view(len(blocks), -1, layout.num_bytes)
+    halves = found[..., 1:]
+    return LowBitMatrix(
+        codes=torch.cat((_pairs(halves & 15), _pairs(halves >> 4)), -1).flatten(1),
+        form="floats",
+        zero_point=0,
+        group=layout.values,
+        scales=Factors(values=found[..., 0].contiguous(), halves=None),
+        minimums=None,
+    )
 
 
 def _factors(factors: GroupFactors, device: torch.device) -> Factors:
@@ -186,10 +235,10 @@ def _factors(factors: GroupFactors, device: torch.device) -> Factors:
     return Factors(values=values.to(torch.int8).to(device), halves=halves.to(device))
 
 
-def _joined(parts: list[LowBitMatrix]) -> LowBitMatrix:
-    """Stack the rows of matrices of one kind."""
+def stacked(parts: Sequence[LowBitMatrix]) -> LowBitMatrix:
+    """Stack the rows of matrices of one kind; a single one stays as it is."""
 
-    def stacked(factors: list[Factors]) -> Factors:
+    def together(factors: list[Factors]) -> Factors:
         halves = [each.halves for each in factors if each.halves is not None]
         return Factors(
             values=torch.cat([each.values for each in factors]), halves=torch.cat(halves) if halves else None
@@ -204,6 +253,29 @@ def _joined(parts: list[LowBitMatrix]) -> LowBitMatrix:
         form=first.form,
         zero_point=first.zero_point,
         group=first.group,
-        scales=stacked([each.scales for each in parts]),
-        minimums=stacked(minimums) if minimums else None,
+        scales=together([each.scales for each in parts]),
+        minimums=together(minimums) if minimums else None,
     )
+
+
+def alike(matrices: Sequence[LowBitMatrix]) -> tuple[LowBitMatrix, ...]:
+    """Return the same weights as matrices of one kind, those that are of one kind as they are.
+
+    Where only factors differ, they become float32; else codes become bytes, and groups the smallest ones.
+    """
+    if len({each.kind for each in matrices}) == 1:
+        return tuple(matrices)
+    group, lowered = min(each.group for each in matrices), any(each.minimums is not None for each in matrices)
+    if len({(each.form, each.zero_point, each.group) for each in matrices}) > 1:
+        matrices = [each.in_bytes(group) for each in matrices]
+
+    def widened(matrix: LowBitMatrix) -> LowBitMatrix:
+        scales = Factors(values=matrix.scales.products(), halves=None)
+        minimums = maybe(Factors.products, matrix.minimums)
+        if minimums is None and lowered:
+            minimums = torch.zeros_like(scales.values)
+        return replace(
+            matrix, scales=scales, minimums=None if minimums is None else Factors(values=minimums, halves=None)
+        )
+
+    return tuple(map(widened, matrices))

@@ -120,6 +120,10 @@ class Fp8Linear:
     bias: Tensor | None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
     def by_row(self) -> bool:
         """Return whether each row of the weight has one scale."""
         return self.weight.group is None

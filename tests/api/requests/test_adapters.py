@@ -10,7 +10,7 @@ import pytest
 
 from faser.api.requests.adapters import Adapters, no_adapters, read_modules
 from faser.config.adapters import AdapterModule
-from faser.errors import ConfigError, ModelError, RequestError, UnknownModelError
+from faser.errors import ConfigError, ModelError, OverloadError, RequestError, UnknownModelError
 from faser.types.adapter import Adapter
 from tests.fake_engine import FakeEngine
 
@@ -48,6 +48,23 @@ def test_an_adapter_is_loaded_before_it_is_served_and_dropped_after() -> None:
         assert engine.adapters == []
 
     run(work, engine)
+
+
+def test_a_load_for_which_there_is_no_room_holds_no_other_up() -> None:
+    engine = FakeEngine()
+
+    async def work() -> None:
+        adapters = Adapters(engine, read, served_names=NAMES, load_s=0.01)
+        await adapters.load("sql", "/a/sql")
+        engine.step_s = 60
+        loading = asyncio.create_task(adapters.load("chat", "/a/chat"))
+        await asyncio.sleep(0)
+        await adapters.unload("sql")
+        with pytest.raises(OverloadError, match=r"not loaded within 0\.01 s, .* raise --max-cpu-loras"):
+            await loading
+        assert names(adapters) == []
+
+    asyncio.run(asyncio.wait_for(work(), 20))
 
 
 def test_a_failed_load_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 Written from the formats' documents by arithmetic on words; the package unpacks bytes.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.fp8_checkpoints import is_product
 
 Integers = npt.NDArray[np.int64]
@@ -201,4 +204,28 @@ def write_pair(
         dense[name] = wanted
     write_checkpoint(directory / "low_bit", config | {"quantization_config": kind.config}, stored | (more or {}))
     write_checkpoint(directory / "plain", config, dense)
+    return directory / "low_bit", directory / "plain"
+
+
+def write_mixture(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Write a mixture of four experts in float32. Returns its config and tensors."""
+    fields = {"vocab_size": 97, "head_dim": 64, "num_hidden_layers": 2, "num_experts": 4}
+    fields |= {"num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+    write_family_model(directory, "qwen3_moe", fields)
+    return json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+
+
+def write_mixture_pair(directory: Path, kind: Kind) -> tuple[Path, Path]:
+    """The mixture with experts of this kind, and in float32 of what they stand for."""
+    config, dense = write_mixture(directory / "plain")
+    stored: dict[str, Tensor] = {}
+    for seed, (name, weight) in enumerate(dense.items()):
+        if ".experts." not in name:
+            stored[name] = weight
+            continue
+        rows, depth = weight.shape
+        found, dense[name] = stored_product(kind, name.removesuffix(".weight"), (rows, depth), seed)
+        stored |= found
+    save_file(dense, directory / "plain" / "model.safetensors", {"format": "pt"})
+    write_checkpoint(directory / "low_bit", config | {"quantization_config": kind.config}, stored)
     return directory / "low_bit", directory / "plain"

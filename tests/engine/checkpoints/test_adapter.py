@@ -279,6 +279,9 @@ def test_files_that_are_missing_or_no_adapter_are_named(tmp_path: Path) -> None:
     weights.write_bytes(b"")
     with pytest.raises(ModelError, match="is empty"):
         open_adapter(folder, max_rank=4)
+    os.truncate(weights, 1 << 42)  # of a file that takes no room
+    with pytest.raises(ModelError, match=r"has 4TiB, more than the .*B of free memory"):
+        open_adapter(folder, max_rank=4)
     weights.unlink()
     os.mkfifo(weights)
     with pytest.raises(ModelError, match="is no regular file"):

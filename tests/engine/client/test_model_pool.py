@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from faser.engine.client.model_pool import PROCESS_BYTES, ModelPool, ModelState, PooledModel, PoolLimits
-from faser.errors import EngineDiedError, FaserError, ModelError, NotReadyError
+from faser.errors import EngineDiedError, FaserError, ModelError, NotReadyError, OverloadError
 from faser.types.engine import EngineState, ModelInfo, ProgressCallback
 from tests.fake_engine import model_info
 
@@ -25,9 +25,12 @@ Pool = ModelPool[str]
 class Engine:
     """Ready once `go` is set. error: of its start; None: it starts."""
 
-    def __init__(self, name: str, size: int, go: asyncio.Event, error: FaserError | None) -> None:
-        self.info: ModelInfo = replace(model_info(), weight_bytes=size - PROCESS_BYTES, kv_cache_bytes=0)
-        self.name, self.go, self.error = name, go, error
+    def __init__(self, source: "Source") -> None:
+        self.info: ModelInfo = replace(
+            model_info(), weight_bytes=source.size - PROCESS_BYTES, kv_cache_bytes=0, device=source.device
+        )
+        self.name, self.go, self.error = source.name, source.go, source.error
+        self.stop_turns = source.stop_turns
         self.death: asyncio.Future[FaserError] = asyncio.get_running_loop().create_future()
         self.stopped = False
         self.drained_s: float | None = None
@@ -45,13 +48,14 @@ class Engine:
     async def wait_dead(self) -> FaserError:
         return await asyncio.shield(self.death)
 
-    async def drain(self, timeout_s: float) -> None:
-        self.drained_s = timeout_s
+    async def drain(self, timeout_s: float, *, reason: str = "") -> None:
+        self.drained_s, self.reason = timeout_s, reason
         if self.drained is not None:
             await self.drained.wait()
 
     async def stop(self) -> None:
-        await asyncio.sleep(0)
+        for _ in range(self.stop_turns):
+            await asyncio.sleep(0)
         self.stopped = True
 
 
@@ -61,8 +65,11 @@ class Source:
 
     name: str
     size: int = PROCESS_BYTES + 100 * MIB
-    error: FaserError | None = None
+    error: Exception | None = None
     held: bool = False
+    device: str = "cpu"
+    stop_turns: int = 3  # of the event loop, while an engine is stopped
+    needed: int | None = None  # what `locate` says; None: the size
     engines: list[Engine] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
     adapters: dict[str, str] = field(default_factory=dict)
@@ -78,13 +85,13 @@ class Source:
     async def locate(self, report: ProgressCallback) -> int:
         report("fetching", 1, 4)
         await asyncio.sleep(0)
-        return self.size
+        return self.size if self.needed is None else self.needed
 
     async def build(self, report: ProgressCallback) -> tuple[Engine, str]:
         report("loading weights", 1, 2)
         if not self.held:
             self.go.set()
-        self.engines.append(Engine(self.name, self.size, self.go, self.error))
+        self.engines.append(Engine(self))
         return self.engines[-1], f"{self.name}/{len(self.engines)}"
 
 
@@ -115,10 +122,16 @@ def pool_of(
     patience_s: float = 30,
     idle_s: float | None = None,
     preloaded: tuple[str, ...] = (),
+    max_waiting: int = 100,
 ) -> tuple[Pool, Noted]:
     noted = Noted()
     limits = PoolLimits(
-        max_models=most, memory_bytes=memory, load_timeout_s=patience_s, idle_timeout_s=idle_s, drain_s=7.0
+        max_models=most,
+        memory_bytes=memory,
+        max_waiting=max_waiting,
+        load_timeout_s=patience_s,
+        idle_timeout_s=idle_s,
+        drain_s=7.0,
     )
     return ModelPool(sources, limits, noted, preloaded=preloaded), noted
 
@@ -422,6 +435,7 @@ def test_an_operator_unloads_a_model_with_its_requests_drained_and_ends_a_load()
         unloading = asyncio.create_task(pool.unload(found(pool, "a")))
         await settle()
         assert (engine.stopped, engine.drained_s) == (False, 7.0)
+        assert engine.reason == "model 'a' is being unloaded"
         end.set()
         assert await running == "a/1"
         await unloading
@@ -436,6 +450,107 @@ def test_an_operator_unloads_a_model_with_its_requests_drained_and_ends_a_load()
         await pool.unload(found(pool, "b"))
         assert noted.told == ["a loading", "a loaded", "a request", "b loading"]
         pool.check_invariants()
+        await pool.stop()
+
+    run(test)
+
+
+def test_a_load_that_is_given_up_twice_is_given_up_once() -> None:
+    async def test() -> None:
+        held = Source("a", held=True)
+        pool, _ = pool_of(held)
+        waiting = asyncio.create_task(ask(pool, "a"))
+        await settle()
+        model = found(pool, "a")
+        first = asyncio.create_task(pool.unload(model))
+        for _ in range(3):  # until the engine is being stopped
+            await asyncio.sleep(0)
+        await asyncio.gather(first, pool.unload(model))
+        with pytest.raises(NotReadyError, match="unloaded before it was ready"):
+            await waiting
+        pool.check_invariants()
+        assert (model.state, held.engines[0].stopped) == (ModelState.UNLOADED, True)
+        held.go.set()
+        assert await ask(pool, "a") == "a/2"
+        await pool.stop()
+
+    run(test)
+
+
+def test_who_unloads_a_model_that_leaves_already_waits_too() -> None:
+    async def test() -> None:
+        pool, noted = pool_of(Source("a"))
+        await ask(pool, "a")
+        engine = pool_engine(pool, "a")
+        first = asyncio.create_task(pool.unload(found(pool, "a")))
+        await asyncio.sleep(0)
+        await pool.unload(found(pool, "a"))
+        assert engine.stopped
+        await first
+        assert noted.told.count("a request") == 1
+        await pool.stop()
+
+    run(test)
+
+
+def test_a_load_that_fails_by_a_bug_says_so_and_is_not_tried_for_every_request() -> None:
+    async def test() -> None:
+        source = Source("a", error=OSError(5, "secret path"))
+        pool, noted = pool_of(source)
+        for _ in range(2):
+            with pytest.raises(NotReadyError, match=r"'a' cannot be loaded: OSError; the log has the details"):
+                await ask(pool, "a")
+        assert (len(source.engines), noted.told) == (1, ["a loading", "a failed"])
+        pool.check_invariants()
+        await pool.stop()
+
+    run(test)
+
+
+def test_no_load_begins_while_the_server_ends() -> None:
+    async def test() -> None:
+        source, slow = Source("a"), Source("b", held=True, stop_turns=20)
+        pool, _ = pool_of(source, slow)
+        await ask(pool, "a")
+        loading = asyncio.create_task(ask(pool, "b"))
+        await settle()
+        unloading = asyncio.create_task(pool.unload(found(pool, "a")))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(ask(pool, "a"))
+        await asyncio.sleep(0)
+        await asyncio.gather(pool.drain(1.0), unloading)
+        for each in (waiting, loading):
+            with pytest.raises(NotReadyError):
+                await each
+        await settle()
+        assert len(source.engines) == 1
+        await pool.stop()
+
+    run(test)
+
+
+def test_no_more_requests_wait_for_a_model_than_may() -> None:
+    async def test() -> None:
+        source = Source("a", held=True)
+        pool, _ = pool_of(source, max_waiting=2)
+        waiting = [asyncio.create_task(ask(pool, "a")) for _ in range(2)]
+        await settle()
+        with pytest.raises(OverloadError, match="2 requests wait for model 'a', as many as may"):
+            await ask(pool, "a")
+        source.go.set()
+        assert await asyncio.gather(*waiting) == ["a/1", "a/1"]
+        await pool.stop()
+
+    run(test)
+
+
+def test_weights_on_a_gpu_take_no_memory_of_the_machine() -> None:
+    async def test() -> None:
+        source = Source("a", size=PROCESS_BYTES + 100 * MIB, device="cuda")
+        pool, _ = pool_of(source)
+        source.needed = PROCESS_BYTES
+        await ask(pool, "a")
+        assert pool.reserved_bytes == PROCESS_BYTES
         await pool.stop()
 
     run(test)
@@ -468,7 +583,7 @@ def test_the_drain_refuses_who_waits_ends_loads_and_drains_engines() -> None:
         await settle()
         await pool.drain(3.0)
         for asking in (waiting, ask(pool, "a")):
-            with pytest.raises(NotReadyError):
+            with pytest.raises(NotReadyError, match="the server is shutting down"):
                 await asking
         assert (pool.state, held.engines[0].stopped) == (EngineState.DRAINING, True)
         assert pool_engine(pool, "a").drained_s == 3.0

@@ -29,7 +29,7 @@ from faser.engine.execution.sampling.parameters import Purpose, noise_words
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.device_kernels import DeviceKernels, ExpertMatrices, LowBitKernels, RunExperts
 from faser.kernels.cuda.flashinfer.paged_layout import NO_SLOT, PagedLayout
-from faser.kernels.cuda.low_bit import LowBitMatrix
+from faser.kernels.cuda.low_bit import CudaLowBit, LowBitMatrix
 from faser.kernels.interface.blocks import Experts
 from faser.kernels.interface.delta_net import DeltaNet
 from faser.kernels.interface.drafting import FollowedRows, StepMatch
@@ -102,8 +102,10 @@ def fake_low_bit(accelerator: FakeAccelerator) -> LowBitKernels:
 def _fake_experts(
     accelerator: FakeAccelerator, block: Experts, gate_up: ExpertMatrices, down: ExpertMatrices
 ) -> RunExperts:
+    plain = {id(each): _plain_weights(each) for each in (gate_up, down)}
+
     def product(x: Tensor, matrices: ExpertMatrices, expert: int) -> Tensor:
-        found = x.float() @ matrices.weights[expert].float().T
+        found = x.float() @ plain[id(matrices)][expert].to(x.dtype).float().T
         return found if matrices.biases is None else found + matrices.biases[expert]
 
     def run(
@@ -114,7 +116,7 @@ def _fake_experts(
         shared: tuple[Tensor, Tensor] | None,
         slots: Tensor | None,
     ) -> None:
-        reference, inner, total = TorchBackend(), down.weights[0].shape[1], torch.zeros(x.shape)
+        reference, inner, total = TorchBackend(), plain[id(down)][0].shape[1], torch.zeros(x.shape)
         chosen, weights = routed(logits, block)
         rows = torch.arange(len(x)) if slots is None else (slots >= 0).nonzero()[:, 0]
         for row, place in product_of(rows.tolist(), range(block.top_k)):
@@ -128,6 +130,16 @@ def _fake_experts(
         read += len(set(chosen[rows].flatten().tolist()))
 
     return lambda *tensors: accelerator.launch(partial(run, *tensors))
+
+
+def _plain_weights(matrices: ExpertMatrices) -> tuple[Tensor, ...]:
+    return matrices.weights or tuple(map(dequantised, matrices.low_bit or ()))
+
+
+def dequantised(product: CudaLowBit) -> Tensor:
+    """Return the weights [N, K] float32, columns in the order of the inputs."""
+    columns = torch.cat([each.dequantised() for each in product.parts])
+    return columns if product.order is None else columns[:, torch.argsort(product.order)]
 
 
 def _delta_net(qkv: Tensor, rates: Tensor, net: DeltaNet, held: LayerStates, numbers: Tensor, out: Tensor) -> None:

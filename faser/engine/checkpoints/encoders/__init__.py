@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faser.engine.checkpoints.encoders import bert, modernbert, nomic, roberta
+from faser.engine.checkpoints.encoders import bert, modernbert, nomic
 from faser.engine.checkpoints.encoders.spec import EncoderFamily, EncoderSpec, tensor_shapes
 from faser.engine.checkpoints.files import read_config, tensor_headers
 from faser.errors import ModelError
 from faser.files import parse_json
 
-_MODULES = (bert, roberta, modernbert, nomic)
+_MODULES = (bert, modernbert, nomic)
 ENCODERS: tuple[EncoderFamily, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 _DTYPES = ("float32", "float16", "bfloat16")
 _LENGTHS = "sentence_bert_config.json"

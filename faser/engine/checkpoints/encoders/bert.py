@@ -1,6 +1,10 @@
-"""BERT (arXiv:1810.04805): learned positions and token types, norms behind attention and network."""
+"""BERT (arXiv:1810.04805): learned positions and token types, norms behind attention and network.
+
+RoBERTa (arXiv:1907.11692) and XLM-RoBERTa (arXiv:1911.02116) are BERT whose positions begin behind the padding's.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from faser.engine.checkpoints.encoders.spec import (
@@ -16,7 +20,7 @@ from faser.engine.checkpoints.encoders.spec import (
 from faser.types.pooling import PoolingKind
 
 _EPS = 1e-12
-NAMES = EncoderNames(
+_NAMES = EncoderNames(
     word="embeddings.word_embeddings",
     position="embeddings.position_embeddings",
     types="embeddings.token_type_embeddings",
@@ -30,13 +34,20 @@ NAMES = EncoderNames(
     network_norm="output.LayerNorm",
 )
 _HEAD = ClassifierSpec(kind=PoolingKind.CLS, dense="pooler.dense", activation=None, out="classifier")
+_ROBERTA_HEAD = replace(_HEAD, dense="classifier.dense", out="classifier.out_proj")
+_PADDING = 1
 
 
-def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    return bert_spec(config, first_position=0, head=_HEAD)
+def _bert(config: Mapping[str, Any]) -> EncoderSpec:
+    return _spec(config, first_position=0, head=_HEAD)
 
 
-def bert_spec(config: Mapping[str, Any], *, first_position: int, head: ClassifierSpec) -> EncoderSpec:
+def _roberta(config: Mapping[str, Any]) -> EncoderSpec:
+    padding = encoder_fields(config).non_negative_int("pad_token_id", _PADDING)
+    return _spec(config, first_position=padding + 1, head=_ROBERTA_HEAD)
+
+
+def _spec(config: Mapping[str, Any], *, first_position: int, head: ClassifierSpec) -> EncoderSpec:
     """Return the encoder of BERT's fields. first_position: row of the position table that the first token has."""
     fields = encoder_fields(config)
     fields.expect("position_embedding_type", ("absolute",), "only absolute positions are supported")
@@ -52,7 +63,7 @@ def bert_spec(config: Mapping[str, Any], *, first_position: int, head: Classifie
         layers=(EncoderLayer(),) * fields.num_layers(),
         activation=activation_of(config, "hidden_act", "gelu"),
         norm_eps=fields.positive_float("layer_norm_eps", _EPS),
-        names=NAMES,
+        names=_NAMES,
         first_position=first_position,
         num_types=fields.positive_int("type_vocab_size", 2),
         ignored=("pooler.", "cls.", "lm_head.", "embeddings.position_ids"),
@@ -65,7 +76,7 @@ FAMILIES = (
         name="BERT",
         model_type="bert",
         architecture="BertModel",
-        to_spec=spec,
+        to_spec=_bert,
         prefix="bert.",
         classifier="BertForSequenceClassification",
         masked="BertForMaskedLM",
@@ -77,5 +88,31 @@ FAMILIES = (
             "cross-encoder/ms-marco-MiniLM-L6-v2",
         ),
         files=("all-MiniLM-L6-v2: float32",),
+    ),
+    EncoderFamily(
+        name="XLM-RoBERTa",
+        model_type="xlm-roberta",
+        architecture="XLMRobertaModel",
+        to_spec=_roberta,
+        prefix="roberta.",
+        classifier="XLMRobertaForSequenceClassification",
+        masked="XLMRobertaForMaskedLM",
+        examples=(
+            "intfloat/multilingual-e5-small",
+            "BAAI/bge-m3",
+            "BAAI/bge-reranker-v2-m3",
+            "Snowflake/snowflake-arctic-embed-l-v2.0",
+        ),
+        note="Of bge-m3 the dense vectors are served; its sparse and multiple vectors are not",
+    ),
+    EncoderFamily(
+        name="RoBERTa",
+        model_type="roberta",
+        architecture="RobertaModel",
+        to_spec=_roberta,
+        prefix="roberta.",
+        classifier="RobertaForSequenceClassification",
+        masked="RobertaForMaskedLM",
+        examples=("sentence-transformers/all-distilroberta-v1", "sentence-transformers/all-roberta-large-v1"),
     ),
 )

@@ -4,7 +4,7 @@
     each layer      post-norm: x = norm(x + attention(x));  x = norm(x + network(x))     BERT
                     pre-norm:  x = x + attention(norm(x));  x = x + network(norm(x))     ModernBERT; last a norm
 
-Knows no torch. The forward is execution/encoding/model.py.
+Knows no torch. The forward is execution/models/encoder.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -111,6 +111,6 @@ FAMILIES = (
         tool_parsers=("openai",),
         examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
         gguf=("gpt-oss",),
-        note="A mixture of experts, stored in MXFP4, which GPUs hold in 16 bits.",
+        note="A mixture of experts, stored in MXFP4.",
     ),
 )

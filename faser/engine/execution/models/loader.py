@@ -190,7 +190,7 @@ def checkpoint_form(
     source = source or open_source(directory)
     stored = config.quantization
     if quantization == "gguf":
-        return _gguf_form(directory, source)
+        return _gguf_form(directory, source, backend)
     if stored is None:
         if quantization in QUANTIZATIONS:
             return CheckpointForm(source=source, blocks=partial(rounded_rows, source, quantization))
@@ -207,10 +207,11 @@ def checkpoint_form(
             _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
             return CheckpointForm(source=codes)
         _log.info(
-            "%s: using weights (%s, %s bits) as stored, with 8-bit activations",
+            "%s: using weights (%s, %s bits) as stored, with %s activations",
             directory,
             stored.method,
             " and ".join(map(str, stored.bits)),
+            _activations(backend),
         )
         return CheckpointForm(source=codes, blocks=codes.rows)
     floats = Fp8Source(source, stored.block)
@@ -249,22 +250,28 @@ def _mxfp4_form(
     if not backend.has_low_bit_experts:
         _warn_of_dequantising(directory, "mxfp4", "low-bit", backend, dtype)
         return CheckpointForm(source=source)
-    _log.info("%s: using experts (mxfp4) as stored, with 8-bit activations", directory)
+    _log.info("%s: using experts (mxfp4) as stored, with %s activations", directory, _activations(backend))
     return CheckpointForm(source=source, blocks=source.rows)
 
 
-def _gguf_form(path: Path, source: WeightSource) -> CheckpointForm:
+def _gguf_form(path: Path, source: WeightSource, backend: Backend) -> CheckpointForm:
     """The blocks of a GGUF file as they are."""
     if not isinstance(source, GgufSource):
         raise ConfigError(
             f"--quantization is gguf; the weights come from {type(source).__name__}, not from a file"
         )
     _log.info(
-        "%s: using weights in %s as stored, with 8-bit activations",
+        "%s: using weights in %s as stored, with %s activations",
         path,
         block_formats(source) or "no low-bit format",
+        _activations(backend),
     )
     return CheckpointForm(source=source, blocks=partial(gguf_rows, source))
+
+
+def _activations(backend: Backend) -> str:
+    """Describe the rows that are multiplied with low-bit weights."""
+    return "16-bit" if backend.name == "flashinfer" else "8-bit"
 
 
 def _warn_of_dequantising(

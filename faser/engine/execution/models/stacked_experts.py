@@ -131,6 +131,9 @@ def scales_of(blocks: str) -> str:
 
 def in_blocks(pairs: Bytes, scales: Bytes) -> Bytes:
     """Return rows [N, bytes] in MXFP4 as GGUF has it. pairs: [N, G, 16], two neighbours a byte. scales: [N, G]."""
-    codes = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), -1).reshape(*scales.shape, _GROUP)
-    halves = codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << np.uint8(4)
-    return np.concatenate((scales[..., None], halves), -1).reshape(len(scales), -1)
+    found = np.empty((*scales.shape, 1 + _GROUP // 2), np.uint8)
+    first, second = pairs[..., : _GROUP // 4], pairs[..., _GROUP // 4 :]
+    found[..., 0] = scales
+    found[..., 1::2] = first & np.uint8(15) | second << np.uint8(4)
+    found[..., 2::2] = first >> np.uint8(4) | second & np.uint8(240)
+    return found.reshape(len(scales), -1)

@@ -11,8 +11,8 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.embedder import read_encoder_embedder
 from faser.engine.checkpoints.encoders import EncoderConfig
 from faser.engine.checkpoints.encoders.spec import tensor_shapes
-from faser.engine.execution.encoding import EncoderExecutor
 from faser.engine.execution.models.encoder_loader import load_encoder
+from faser.engine.execution.pooling import EncoderExecutor
 from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor import engine_backend
 from faser.engine.execution.startup.memory import DTYPES

@@ -16,7 +16,7 @@ import torch
 
 from faser.config.engine import DEVICE_DEFAULTS, EngineConfig, gpu_defaults
 from faser.engine.checkpoints.files import ModelConfig
-from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.quantized import StoredFp8, StoredLowBit, StoredMxfp4
 from faser.engine.execution.models.decoder import Buffers
 from faser.engine.execution.models.tensors import iter_shapes
 from faser.engine.execution.runner.graph_sizes import GraphSizes
@@ -39,6 +39,7 @@ _PRODUCT_BYTES = 32 << 20  # cuBLAS's
 _TILE_ROWS = (16, 64)
 _LAYERS, _EXPERTS = "model.layers.", ".experts."
 _SCALE_BITS = 0.4  # of a weight: a scale and a zero point for 128
+_MXFP4_BITS = 4.25  # of a weight, with a byte for 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ def weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
     """Count the bytes of the weights on a GPU.
 
     Matrices of layers in 8-bit floats stay as they are stored, or are rounded to them where that is asked for; so
-    do codes of integers, but those of experts. Whatever else is held in the type of the activations.
+    do codes of integers, and experts in floats of four bits. Whatever else is held in the type of the activations.
     """
     stored = None if config.quantization == "none" else model.quantization
     bits: float = 8 * dtype.itemsize
@@ -138,9 +139,12 @@ def weight_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
         bits = 8
     elif isinstance(stored, StoredLowBit):
         bits = max(stored.bits) + _SCALE_BITS
+    elif isinstance(stored, StoredMxfp4):
+        bits = _MXFP4_BITS
     total = 0.0
     for name, shape in iter_shapes(model.spec):
-        narrow = len(shape) == 2 and name.startswith(_LAYERS) and not (_EXPERTS in name and bits != int(bits))
+        narrow = len(shape) == 2 and name.startswith(_LAYERS)
+        narrow &= _EXPERTS in name or not isinstance(stored, StoredMxfp4)
         total += math.prod(shape) * (bits / 8 if narrow else dtype.itemsize)
         total += 4 * shape[0] * (narrow and bits == 8)  # a scale for each row
     return int(total)

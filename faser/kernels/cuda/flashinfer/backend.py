@@ -28,6 +28,7 @@ from faser.kernels.cuda.flashinfer.few_row_mixtures import FewRowMixtures, Ways
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.grouped_products import GroupedProducts
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
+from faser.kernels.cuda.flashinfer.low_bit_mixtures import LowBitMixtures
 from faser.kernels.cuda.flashinfer.low_bit_products import LowBitProducts
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
@@ -157,8 +158,8 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.has_fp8 = fp8 is not None
         self.has_low_bit = kernels.low_bit is not None
-        self.has_low_bit_experts = False
         self.has_experts = kernels.experts is not None
+        self.has_low_bit_experts = self.has_low_bit and self.has_experts
         self._experts: WeakKeyDictionary[Experts, RunExperts] = WeakKeyDictionary()
         self._experts_read: Tensor | None = None  # [1] int64; None: there are no mixtures
         # The last step's numbers, by its counts: the step itself would keep all states.
@@ -189,6 +190,7 @@ class FlashInferBackend:
         self._low_bit: LowBitProducts | None = None
         if kernels.low_bit is not None:
             self._low_bit = LowBitProducts(kernels.low_bit, self._by_torch, self.choices)
+        self._low_bit_mixtures = LowBitMixtures(self.choices)
         self._load_products = products
         self._products: Products | None = None
         if products is not None and self.choices.can_measure:
@@ -362,7 +364,7 @@ class FlashInferBackend:
         *,
         slots: Tensor | None = None,
     ) -> None:
-        """See Backend. Raises ConfigError for weights of which some alone are in 8 bits."""
+        """See Backend. Raises ConfigError for weights that are not all stored alike."""
         run = self._experts.get(block)
         if run is None:
             run = self._experts[block] = self._experts_of(block)
@@ -376,29 +378,29 @@ class FlashInferBackend:
 
     def _shared_expert(self, x: Tensor, block: Experts, products: tuple[PackedLinear, PackedLinear]) -> Tensor:
         """Return [R, H] float32 of the expert that every row passes."""
-        gate_up, down = (expert_matrices((each,)).weights[0] for each in products)
-        size = (len(x), len(gate_up))
+        (both, _), (outputs, _) = (each.shape for each in products)
         inner = self.gate(
-            self.linear(x, products[0], x.new_empty(size)),
-            x.new_empty((len(x), len(gate_up) // 2)),
+            self.linear(x, products[0], x.new_empty((len(x), both))),
+            x.new_empty((len(x), both // 2)),
             block.activation,
         )
-        return self.linear(inner, products[1], x.new_empty((len(x), len(down)), dtype=torch.float32))
+        return self.linear(inner, products[1], x.new_empty((len(x), outputs), dtype=torch.float32))
 
     def _experts_of(self, block: Experts) -> RunExperts:
         if self._kernels.experts is None:
             raise ConfigError("this flashinfer backend has no kernels for mixtures of experts")
 
-        return self._kernels.experts(block, expert_matrices(block.gate_up), expert_matrices(block.down))
+        matrices = expert_matrices(block.gate_up), expert_matrices(block.down)
+        run = self._kernels.experts(block, *matrices)
+        if self.choices.can_measure and all(each.low_bit is not None for each in matrices):
+            return self._low_bit_mixtures.measured(run, block)
+        return run
 
     def _few_row_ways(self, block: Experts) -> Ways:
         """Return ways to compute a mixture in fewer launches; none where a shared expert has another form."""
         shared = block.shared or ()
         products = [(*each, *shared[at : at + 1]) for at, each in enumerate((block.gate_up, block.down))]
-        forms = {
-            (type(each), type(other), each.weight.shape, other.weight.shape)
-            for each, other in zip(*products, strict=True)
-        }
+        forms = {tuple(map(_form, pair)) for pair in zip(*products, strict=True)}
         if len(forms) > 1:
             return {}
         assert self._kernels.few_row_experts is not None
@@ -510,12 +512,26 @@ class FlashInferBackend:
         return out
 
 
+def _form(product: PackedLinear) -> tuple[object, ...]:
+    kinds = (each.kind for each in product.parts) if isinstance(product, CudaLowBit) else ()
+    return (type(product), product.shape, *kinds)
+
+
 def expert_matrices(products: tuple[PackedLinear, ...]) -> ExpertMatrices:
-    """Raises ConfigError for weights of which some alone are in 8 bits."""
+    """Raises ConfigError for weights of which some alone are in 8 bits, or in low-bit codes."""
     quantised = tuple(each.weight for each in products if isinstance(each, Fp8Linear))
-    if len(quantised) not in (0, len(products)):
-        raise ConfigError("some experts of a layer are in fp8 and others are not; they must all be")
+    low_bit = tuple(each for each in products if isinstance(each, CudaLowBit))
+    for name, some in (("fp8", quantised), ("low-bit codes", low_bit)):
+        if len(some) not in (0, len(products)):
+            raise ConfigError(
+                f"some experts of a layer are in {name} and others are not; "
+                "--quantization none dequantises them all"
+            )
     biases = tuple(each.bias for each in products if each.bias is not None)
     assert len(biases) in (0, len(products)), "some experts have biases and others have none"
-    weights = tuple(each.values for each in quantised) or tuple(each.weight for each in products)
-    return ExpertMatrices(weights=weights, biases=biases or None, quantised=quantised or None)
+    weights: tuple[Tensor, ...] = tuple(each.values for each in quantised)
+    if not quantised and not low_bit:
+        weights = tuple(each.weight for each in products)
+    return ExpertMatrices(
+        weights=weights, biases=biases or None, quantised=quantised or None, low_bit=low_bit or None
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.paged_layout import PagedLayout
-from faser.kernels.cuda.low_bit import LowBitMatrix
+from faser.kernels.cuda.low_bit import CudaLowBit, LowBitMatrix
 from faser.kernels.interface.adapters import Adapters
 from faser.kernels.interface.blocks import DecoderLayer, Experts
 from faser.kernels.interface.delta_net import DeltaNet
@@ -25,14 +25,15 @@ from faser.kernels.interface.shapes import AttentionShape
 from faser.optional import maybe
 
 if TYPE_CHECKING:
-    from faser.kernels.cuda.triton.experts import ExpertWeights
+    from faser.kernels.cuda.triton.expert_weights import ExpertWeights
 
 # See triton/layer_ops.py for the arguments of these.
 RopeAppend = Callable[..., Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 Gate = Callable[[Tensor, Tensor, str], Tensor]
 # Of x, logits, hidden, read, of a shared expert what it gives and its logits, and slots; see triton/experts.py.
-RunExperts = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, Tensor | None], None]
+# That of low-bit weights takes `piece_bytes` as well.
+RunExperts = Callable[..., None]
 # Of qkv, rates, net, held, numbers, out; see triton/delta_net.py.
 RunDeltaNet = Callable[[Tensor, Tensor, DeltaNet, LayerStates, Tensor, Tensor], None]
 ScaleBySinks = Callable[[Tensor, Tensor, Tensor], None]  # see triton/sinks.py
@@ -66,6 +67,10 @@ class CudaLinear:
     weight: Tensor
     bias: Tensor | None
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowBitKernels:
@@ -81,12 +86,14 @@ class LowBitKernels:
 class ExpertMatrices:
     """One product of each expert. weights: [N, K] each, in 8 bits those of the rows of `quantised`.
 
-    biases: [N] each; None: there are none. quantised: None: weights are in 16 bits.
+    biases: [N] each; None: there are none. quantised: None: weights are not in 8 bits. low_bit: then there are no
+    weights; None: there are.
     """
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] | None
     quantised: tuple[Fp8Rows, ...] | None = None
+    low_bit: tuple[CudaLowBit, ...] | None = None
 
 
 ExpertsKernels = Callable[[Experts, ExpertMatrices, ExpertMatrices], RunExperts]  # gate_up, down
@@ -159,16 +166,14 @@ def few_row_experts_kernels(
 
 
 def _networks(gate_up: ExpertMatrices, down: ExpertMatrices) -> "ExpertWeights":
-    from faser.kernels.cuda.triton.experts import ExpertScaling, ExpertWeights
+    from faser.kernels.cuda.triton.expert_weights import ExpertProduct, ExpertScaling, ExpertWeights
 
-    return ExpertWeights.of(
-        gate_up.weights,
-        down.weights,
-        gate_up.biases,
-        down.biases,
-        maybe(ExpertScaling.of, gate_up.quantised),
-        maybe(ExpertScaling.of, down.quantised),
-    )
+    def product(name: str, given: ExpertMatrices) -> ExpertProduct:
+        if given.low_bit is not None:
+            return ExpertProduct.of_codes(name, given.low_bit, given.biases)
+        return ExpertProduct.of(name, given.weights, given.biases, maybe(ExpertScaling.of, given.quantised))
+
+    return ExpertWeights(gate_up=product("gate_up", gate_up), down=product("down", down))
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from faser.kernels.cuda.choices import Choices
 from faser.kernels.cuda.flashinfer.device_kernels import RunFewRowExperts
+from faser.kernels.cuda.low_bit import CudaLowBit
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import BlockBuffers, Experts
 from faser.kernels.interface.forward import SeparateMixtures
-from faser.kernels.interface.fp8 import Fp8Rows
+from faser.kernels.interface.fp8 import Fp8Linear
+from faser.kernels.interface.shapes import PackedLinear
 
 MOST_ROWS = 8
 SEPARATE = "separate launches"
@@ -100,11 +102,18 @@ class FewRowMixtures(SeparateMixtures):
 
 def _key(rows: Tensor, block: Experts, router_norm: Tensor | None) -> str:
     count, width = rows.shape
-    first = block.gate_up[0].weight
+    first = block.gate_up[0]
     parts = [f"mixture of {len(block.gate_up)}", f"{count} rows", f"{width} x {first.shape[0] // 2}"]
-    parts += ["in 8 bits"] * isinstance(first, Fp8Rows)
+    parts += filter(None, dict.fromkeys(map(_form, (first, block.down[0]))))
     parts += [f"{block.top_k} each", str(rows.dtype).removeprefix("torch."), block.activation]
     parts += ["renormalised"] * block.renormalise + ["a shared one"] * (block.shared is not None)
-    parts += ["biases"] * (block.gate_up[0].bias is not None) + ["scales"] * (block.scales is not None)
+    parts += ["biases"] * (first.bias is not None) + ["scales"] * (block.scales is not None)
     parts += ["a norm of the router's"] * (router_norm is not None)
     return ", ".join(parts)
+
+
+def _form(packed: PackedLinear) -> str:
+    """Describe how a weight is stored; "": in 16 bits."""
+    if isinstance(packed, CudaLowBit):
+        return " and ".join(str(each.kind).replace("torch.", "") for each in packed.parts)
+    return "in 8 bits" if isinstance(packed, Fp8Linear) else ""

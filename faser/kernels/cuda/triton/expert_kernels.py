@@ -5,12 +5,16 @@ could need, however they are spread over the experts; those that are left over e
 
 SCALED: weights are 8-bit floats, and those of an expert have scales [outputs / LINES, groups], rounded up, one for
 GROUP inputs; see grouped_fp8.py.
+
+CODED: weights are low-bit codes; see low_bit.py, also for the constants. offsets: then [5, E], of codes, scales,
+halves of scales, minimums, halves of minimums. ORDERED: `order` has the input of each column of each expert.
 """
 
 import triton.language as tl
 
 from faser.kernels.cuda.triton.common import activated, jit, jit_for_any, normalised
 from faser.kernels.cuda.triton.grouped_fp8 import scaled_sums
+from faser.kernels.cuda.triton.low_bit import low_bit_tile
 
 
 @jit
@@ -198,6 +202,33 @@ def _matrix_of(first_weight, offsets, expert):
 
 
 @jit
+def _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_experts, expert):
+    """Return where the factors of an expert's codes begin."""
+    own = offsets + expert
+    return (
+        scales + tl.load(own + num_experts),
+        scale_halves + tl.load(own + 2 * num_experts),
+        minimums + tl.load(own + 3 * num_experts),
+        minimum_halves + tl.load(own + 4 * num_experts),
+    )
+
+
+@jit
+def _coded_sums(codes, of_groups, line, there, start, width, groups, rows, sums, FORM: tl.constexpr,
+                ZERO: tl.constexpr, GROUP: tl.constexpr, SCALES_HALVED: tl.constexpr,
+                SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+                MINIMUMS_PER_HALF: tl.constexpr,
+                OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
+                WIDE: tl.constexpr):  # fmt: skip
+    """_sums of weights in low-bit codes, rounded to the type of the rows. of_groups: see _factors_of."""
+    weights = low_bit_tile(
+        codes, of_groups[0], of_groups[1], of_groups[2], of_groups[3], line, there, start, width, groups, FORM,
+        ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED, MINIMUMS_HALVED, MINIMUMS_PER_HALF, OUTPUTS, DEPTH,
+    )  # fmt: skip
+    return _sums(weights.to(rows.dtype), rows, sums, WEIGHTS_FIRST, WIDE)
+
+
+@jit
 def _no_sums(ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
     return tl.zeros((OUTPUTS, ROWS) if WEIGHTS_FIRST else (ROWS, OUTPUTS), tl.float32)
 
@@ -210,9 +241,34 @@ def _pairs_from(pairs, first, count, ROWS: tl.constexpr):
     return tl.load(pairs + place, mask=there, other=0).to(tl.int64), there
 
 
+@jit_for_any("first", "num_experts")
+def _widen(codes, offsets, scales, scale_halves, minimums, minimum_halves, counts, out, first, num_experts, size,
+           width, groups, FORM: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SCALES_HALVED: tl.constexpr,
+           SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+           MINIMUMS_PER_HALF: tl.constexpr, LINES: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """Some weights of an expert, from the first one on, in out's type; none where no pair is of that expert."""
+    number = tl.program_id(2)
+    expert = (first + number).to(tl.int64)
+    if tl.load(counts + number) > 0:
+        line, start = (tl.program_id(0) * LINES + tl.arange(0, LINES)).to(tl.int64), tl.program_id(1) * DEPTH
+        of_groups = _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_experts, expert)
+        found = low_bit_tile(
+            _matrix_of(codes, offsets, expert), of_groups[0], of_groups[1], of_groups[2], of_groups[3], line,
+            line < size, start, width, groups, FORM, ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED,
+            MINIMUMS_HALVED, MINIMUMS_PER_HALF, LINES, DEPTH,
+        )  # fmt: skip
+        column = start + tl.arange(0, DEPTH)
+        at = out + (number.to(tl.int64) * size + line)[:, None] * width + column[None, :]
+        tl.store(at, found.to(out.dtype.element_ty), mask=(line < size)[:, None] & (column < width)[None, :])
+
+
 @jit_for_any("num_rows", "num_experts")
-def _gate_up(x, stride, first_weight, offsets, biases, scales, groups, pairs, counts, num_rows, num_experts, inner,
-             width, size, SCALED: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, TOP: tl.constexpr,
+def _gate_up(x, stride, first_weight, offsets, biases, scales, scale_halves, minimums, minimum_halves, order,
+             groups, pairs, counts, num_rows, num_experts, inner, width, size,
+             SCALED: tl.constexpr, LINES: tl.constexpr, GROUP: tl.constexpr,
+             CODED: tl.constexpr, FORM: tl.constexpr, ZERO: tl.constexpr, SCALES_HALVED: tl.constexpr,
+             SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+             MINIMUMS_PER_HALF: tl.constexpr, ORDERED: tl.constexpr, TOP: tl.constexpr,
              ACTIVATION: tl.constexpr, BIASED: tl.constexpr, EXPERTS: tl.constexpr,
              ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
              WIDE: tl.constexpr):  # fmt: skip
@@ -228,22 +284,36 @@ def _gate_up(x, stride, first_weight, offsets, biases, scales, groups, pairs, co
         if SCALED:
             own = scales + expert * (tl.cdiv(2 * size, LINES) * groups)
             gate_scale_at, up_scale_at = own + output // LINES * groups, own + (size + output) // LINES * groups
+        if CODED:
+            of_groups = _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_experts, expert)
+            line = output.to(tl.int64)
         gate = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         up = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         for start in range(0, width, DEPTH):
             depth = start + tl.arange(0, DEPTH)
             inside = (output < size)[:, None] & (depth < width)[None, :]
-            rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < width)[None, :], other=0.0)
-            gate_weights = tl.load(gate_at + depth[None, :], mask=inside, other=0.0)
-            up_weights = tl.load(up_at + depth[None, :], mask=inside, other=0.0)
-            if SCALED:
-                scale = tl.load(gate_scale_at + start // GROUP, mask=output < size, other=0.0)
-                up_scale = tl.load(up_scale_at + start // GROUP, mask=output < size, other=0.0)
-                gate = scaled_sums(gate_weights, rows, gate, scale, WEIGHTS_FIRST, WIDE)
-                up = scaled_sums(up_weights, rows, up, up_scale, WEIGHTS_FIRST, WIDE)
+            column = depth
+            if ORDERED:
+                column = tl.load(order + expert * width + depth, mask=depth < width, other=0)
+            rows = tl.load(row_at + column[None, :], mask=there[:, None] & (depth < width)[None, :], other=0.0)
+            if CODED:
+                gate = _coded_sums(weight, of_groups, line, output < size, start, width, groups, rows, gate, FORM,
+                                   ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED, MINIMUMS_HALVED,
+                                   MINIMUMS_PER_HALF, OUTPUTS, DEPTH, WEIGHTS_FIRST, WIDE)  # fmt: skip
+                up = _coded_sums(weight, of_groups, size + line, output < size, start, width, groups, rows, up,
+                                 FORM, ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED, MINIMUMS_HALVED,
+                                 MINIMUMS_PER_HALF, OUTPUTS, DEPTH, WEIGHTS_FIRST, WIDE)  # fmt: skip
             else:
-                gate = _sums(gate_weights, rows, gate, WEIGHTS_FIRST, WIDE)
-                up = _sums(up_weights, rows, up, WEIGHTS_FIRST, WIDE)
+                gate_weights = tl.load(gate_at + depth[None, :], mask=inside, other=0.0)
+                up_weights = tl.load(up_at + depth[None, :], mask=inside, other=0.0)
+                if SCALED:
+                    scale = tl.load(gate_scale_at + start // GROUP, mask=output < size, other=0.0)
+                    up_scale = tl.load(up_scale_at + start // GROUP, mask=output < size, other=0.0)
+                    gate = scaled_sums(gate_weights, rows, gate, scale, WEIGHTS_FIRST, WIDE)
+                    up = scaled_sums(up_weights, rows, up, up_scale, WEIGHTS_FIRST, WIDE)
+                else:
+                    gate = _sums(gate_weights, rows, gate, WEIGHTS_FIRST, WIDE)
+                    up = _sums(up_weights, rows, up, WEIGHTS_FIRST, WIDE)
         if WEIGHTS_FIRST:
             gate, up = tl.trans(gate), tl.trans(up)
         if BIASED:
@@ -257,9 +327,13 @@ def _gate_up(x, stride, first_weight, offsets, biases, scales, groups, pairs, co
 
 
 @jit_for_any("num_rows", "num_experts")
-def _down(inner, first_weight, offsets, biases, scales, groups, pairs, counts, num_rows, num_experts, given, width,
-          size, factors, slots, hidden, stride, arrived, SCALED: tl.constexpr, GROUP: tl.constexpr,
-          LINES: tl.constexpr, ADD_ROWS: tl.constexpr, PADDED: tl.constexpr, TOP: tl.constexpr,
+def _down(inner, first_weight, offsets, biases, scales, scale_halves, minimums, minimum_halves, order, groups,
+          pairs, counts, num_rows, num_experts, given, width, size, factors, slots, hidden, stride, arrived,
+          SCALED: tl.constexpr, LINES: tl.constexpr, GROUP: tl.constexpr,
+          CODED: tl.constexpr, FORM: tl.constexpr, ZERO: tl.constexpr, SCALES_HALVED: tl.constexpr,
+          SCALES_PER_HALF: tl.constexpr, LOWERED: tl.constexpr, MINIMUMS_HALVED: tl.constexpr,
+          MINIMUMS_PER_HALF: tl.constexpr, ORDERED: tl.constexpr,
+          ADD_ROWS: tl.constexpr, PADDED: tl.constexpr, TOP: tl.constexpr,
           BIASED: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
           DEPTH: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """ADD_ROWS: the last program to end of all experts for a piece of the outputs does the work of _add there.
@@ -277,17 +351,28 @@ def _down(inner, first_weight, offsets, biases, scales, groups, pairs, counts, n
         row_at = inner + pair[:, None] * size
         if SCALED:
             scale_at = scales + expert * (tl.cdiv(width, LINES) * groups) + output // LINES * groups
+        if CODED:
+            of_groups = _factors_of(scales, scale_halves, minimums, minimum_halves, offsets, num_experts, expert)
         sums = _no_sums(ROWS, OUTPUTS, WEIGHTS_FIRST)
         for start in range(0, size, DEPTH):
             depth = start + tl.arange(0, DEPTH)
             inside = (output < width)[:, None] & (depth < size)[None, :]
-            rows = tl.load(row_at + depth[None, :], mask=there[:, None] & (depth < size)[None, :], other=0.0)
-            weights = tl.load(weight_at + depth[None, :], mask=inside, other=0.0)
-            if SCALED:
-                scale = tl.load(scale_at + start // GROUP, mask=output < width, other=0.0)
-                sums = scaled_sums(weights, rows, sums, scale, WEIGHTS_FIRST, WIDE)
+            column = depth
+            if ORDERED:
+                column = tl.load(order + expert * size + depth, mask=depth < size, other=0)
+            rows = tl.load(row_at + column[None, :], mask=there[:, None] & (depth < size)[None, :], other=0.0)
+            if CODED:
+                sums = _coded_sums(weight, of_groups, output.to(tl.int64), output < width, start, size, groups,
+                                   rows, sums, FORM, ZERO, GROUP, SCALES_HALVED, SCALES_PER_HALF, LOWERED,
+                                   MINIMUMS_HALVED, MINIMUMS_PER_HALF, OUTPUTS, DEPTH, WEIGHTS_FIRST,
+                                   WIDE)  # fmt: skip
             else:
-                sums = _sums(weights, rows, sums, WEIGHTS_FIRST, WIDE)
+                weights = tl.load(weight_at + depth[None, :], mask=inside, other=0.0)
+                if SCALED:
+                    scale = tl.load(scale_at + start // GROUP, mask=output < width, other=0.0)
+                    sums = scaled_sums(weights, rows, sums, scale, WEIGHTS_FIRST, WIDE)
+                else:
+                    sums = _sums(weights, rows, sums, WEIGHTS_FIRST, WIDE)
         if WEIGHTS_FIRST:
             sums = tl.trans(sums)
         if BIASED:

@@ -12,23 +12,36 @@ but for what a larger block of rows may do to a product of the tensor cores.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
-from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route
+from faser.kernels.cuda.triton.expert_kernels import _add, _down, _gate_up, _gather_pairs, _route, _widen
+from faser.kernels.cuda.triton.expert_weights import (
+    TYPES,
+    ExpertCodes,
+    ExpertProduct,
+    ExpertScaling,
+    ExpertWeights,
+)
 from faser.kernels.cuda.triton.grouped_fp8 import WHOLE_ROW
-from faser.kernels.interface.fp8 import FP8, Fp8Rows
-from faser.optional import maybe, or_else
+from faser.kernels.cuda.triton.low_bit import factors_of, kind_of
+from faser.optional import or_else
 
 # Of an expert that every row passes: what it gives, [R, H] float32, and logits, [R] float32, whose σ weigh that.
 SharedOutput = tuple[Tensor, Tensor]
-TYPES = (torch.bfloat16, torch.float16)
 _MOST_EXPERTS = 4096  # whose logits one program keeps in registers
 _MOST_ROWS_A_WARPGROUP = 64  # of a tile in 8 bits
+_WIDENED = (16, 256)  # lines and columns of a program that dequantises
+# What kernels of weights in 16 bits are compiled for.
+_PLAIN: dict[str, Any] = {"SCALED": False, "LINES": 1, "GROUP": WHOLE_ROW, "CODED": False}
+_PLAIN |= {"FORM": "", "ZERO": 0, "LOWERED": False, "SCALES_HALVED": False, "SCALES_PER_HALF": 1}
+_PLAIN |= {"MINIMUMS_HALVED": False, "MINIMUMS_PER_HALF": 1}
 FEW_ROWS = 8  # at most: one program routes them all, or adds their results up
 _PAIRS, _COLUMNS = 512, 1024  # of a piece of work without products
 
@@ -58,101 +71,6 @@ _TILES = (
     (math.inf, Tiles(rows=128, outputs=64, depth=64, weights_first=True)),
 )
 ALL_TILES = tuple(tiles for _, tiles in _TILES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertScaling:
-    """Scales [E, outputs / lines, inputs / group] float32, rounded up, of experts in 8-bit floats; see Fp8Rows."""
-
-    scales: Tensor
-    group: int
-    lines: int
-
-    @classmethod
-    def of(cls, matrices: tuple[Fp8Rows, ...]) -> "ExpertScaling":
-        """Copy the scales of matrices of one shape. All have those of the smallest groups and blocks."""
-        group = math.gcd(*(each.group or WHOLE_ROW for each in matrices))
-        lines = min(each.lines for each in matrices)
-        scales = torch.stack([each.in_groups(group).scales[::lines] for each in matrices])
-        return cls(scales=scales.contiguous(), group=group, lines=lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertWeights:
-    """The matrices of E equal networks, where they lie. gate_up: [2 F, H] each, gate then up; down: [H, F] each.
-
-    gate_up_offsets, down_offsets: [E] int64, of each from the first one, in elements. gate_up_bias: [E, 2 F];
-    down_bias: [E, H], of the rows' type; None: there are none. gate_up_scaling, down_scaling: of 8-bit floats;
-    None: weights have the type of the rows.
-    """
-
-    gate_up: tuple[Tensor, ...]
-    down: tuple[Tensor, ...]
-    gate_up_offsets: Tensor
-    down_offsets: Tensor
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    gate_up_scaling: "ExpertScaling | None" = None
-    down_scaling: "ExpertScaling | None" = None
-
-    @classmethod
-    def of(
-        cls,
-        gate_up: tuple[Tensor, ...],
-        down: tuple[Tensor, ...],
-        gate_up_biases: tuple[Tensor, ...] | None = None,
-        down_biases: tuple[Tensor, ...] | None = None,
-        gate_up_scaling: "ExpertScaling | None" = None,
-        down_scaling: "ExpertScaling | None" = None,
-    ) -> "ExpertWeights":
-        """biases: of each expert, [2 F] and [H]; they are copied, the matrices are not. scaling: of each product.
-
-        Raises EngineError that names the matrix that is not like the first one.
-        """
-        for name, matrices in (("gate_up", gate_up), ("down", down)):
-            first = matrices[0]
-            for number, each in enumerate(matrices):
-                expect(f"{name} of expert {number}", each, tuple(first.shape), *TYPES, FP8, like=first)
-                if each.data_ptr() % 16 or each.dtype is not first.dtype:
-                    raise EngineError(f"{name} of expert {number} is not aligned and of the type of the first one")
-        return cls(
-            gate_up=gate_up,
-            down=down,
-            gate_up_offsets=_offsets(gate_up),
-            down_offsets=_offsets(down),
-            gate_up_bias=maybe(torch.stack, gate_up_biases),
-            down_bias=maybe(torch.stack, down_biases),
-            gate_up_scaling=gate_up_scaling,
-            down_scaling=down_scaling,
-        )
-
-    def check(self, kind: torch.dtype, width: int) -> None:
-        """Raise EngineError unless the matrices fit rows of this type and width, or have scales that fit."""
-        first, size = self.gate_up[0], self.size
-        for name, matrix, shape, scaling, bias in (
-            ("gate_up", first, (2 * size, width), self.gate_up_scaling, self.gate_up_bias),
-            ("down", self.down[0], (width, size), self.down_scaling, self.down_bias),
-        ):
-            expect(name, matrix, shape, kind if scaling is None else FP8, like=first)
-            expect(f"the biases of {name}", bias, (self.count, shape[0]), kind, like=first)
-            if scaling is not None:
-                wanted = (self.count, -(-shape[0] // scaling.lines), -(-shape[1] // scaling.group))
-                expect(f"the scales of {name}", scaling.scales, wanted, torch.float32, like=first)
-
-    @property
-    def count(self) -> int:
-        return len(self.down)
-
-    @property
-    def size(self) -> int:
-        """F: of the inner networks."""
-        return self.down[0].shape[1]
-
-
-def _offsets(matrices: tuple[Tensor, ...]) -> Tensor:
-    first = matrices[0]
-    found = [(each.data_ptr() - first.data_ptr()) // first.element_size() for each in matrices]
-    return torch.tensor(found, dtype=torch.int64).to(first.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,16 +104,18 @@ def experts(
     renormalise: bool,
     activation: str,
     scales: Tensor | None = None,
+    piece_bytes: int | None = None,
 ) -> None:
     """Compute Backend.experts. x, hidden: [R, H] bfloat16 or float16, each row contiguous. logits: [R, E] float32.
 
     read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
     last; None: no expert is shared. slots: [R] int64, below 0 for padding, whose rows stay as they are; None: no
-    row is. scales: [E] float32.
+    row is. scales: [E] float32. piece_bytes: low-bit weights become those of the rows' type first, those of some
+    experts at a time, in room of so many bytes that the next ones overwrite; None: codes are read.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count = x.shape, networks.count
-    first = networks.gate_up[0]
+    first = networks.first
     expect_lines("x", x, (rows, width), *TYPES, like=first)
     expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
     expect("logits", logits, (rows, count), torch.float32, like=first)
@@ -213,11 +133,9 @@ def experts(
     if not rows:
         return
     tiles = tiles_for(rows * top_k, count)
-    if networks.gate_up_scaling is not None:
-        tiles = in_8_bits(tiles)
     routes = route(logits, read, top_k=top_k, renormalise=renormalise, scales=scales, slots=slots)
-    inner = gate_up(networks, x, routes, activation, tiles)
-    add(down(networks, inner, routes, tiles), routes, hidden, shared)
+    inner = gate_up(networks, x, routes, activation, tiles, piece_bytes=piece_bytes)
+    add(down(networks, inner, routes, tiles, piece_bytes=piece_bytes), routes, hidden, shared)
 
 
 def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
@@ -225,8 +143,8 @@ def tiles_for(num_pairs: int, num_experts: int) -> Tiles:
     return next(tiles for most, tiles in _TILES if num_pairs <= most * num_experts)
 
 
-def in_8_bits(tiles: Tiles) -> Tiles:
-    """Return tiles for weights in 8 bits: more warps share large ones, as the sums of a group take registers."""
+def of_fewer_bits(tiles: Tiles) -> Tiles:
+    """Return tiles for weights in 8 bits or fewer: more warps share large ones, as widening takes registers."""
     return replace(tiles, warps=2 * tiles.warps) if tiles.rows > _MOST_ROWS_A_WARPGROUP else tiles
 
 
@@ -261,17 +179,25 @@ def route(
     return Routes(weights=weights, pairs=pairs, counts=counts, slots=slots)
 
 
-def gate_up(networks: ExpertWeights, x: Tensor, routes: Routes, activation: str, tiles: Tiles) -> Tensor:
+def gate_up(
+    networks: ExpertWeights,
+    x: Tensor,
+    routes: Routes,
+    activation: str,
+    tiles: Tiles,
+    *,
+    piece_bytes: int | None = None,
+) -> Tensor:
     """Return for each pair the activated inner values of its expert: [R K, F], of x's type."""
     (rows, top_k), size = routes.weights.shape, networks.size
     inner = x.new_empty((rows * top_k, size))
-    first, bias = networks.gate_up[0], networks.gate_up_bias
-    scaled, options = _scaling(networks.gate_up_scaling, routes.weights)
-    _gate_up[_programs(routes, size, tiles)](
-        x, x.stride(0), first, networks.gate_up_offsets, or_else(bias, x), *scaled,
-        routes.pairs, routes.counts, rows, networks.count, inner, x.shape[1], size,
-        TOP=top_k, ACTIVATION=activation, BIASED=bias is not None, **_options(x, networks, tiles, options),
-    )  # fmt: skip
+    for part, own in _parts(networks.gate_up, routes, x, piece_bytes):
+        stored, options = _stored(part, own)
+        _gate_up[_programs(own, size, tiles)](
+            x, x.stride(0), part.matrices[0], part.offsets, or_else(part.bias, x), *stored, own.pairs, own.counts,
+            rows, part.count, inner, x.shape[1], size, TOP=top_k, ACTIVATION=activation,
+            BIASED=part.bias is not None, **_options(x, part, tiles, options),
+        )  # fmt: skip
     return inner
 
 
@@ -283,25 +209,47 @@ def down(
     *,
     hidden: Tensor | None = None,
     arrived: Tensor | None = None,
+    piece_bytes: int | None = None,
 ) -> Tensor:
     """Return for each pair the result of its expert: [R K, H] float32.
 
     hidden: to whose rows, at most FEW_ROWS, the weighed results are added. arrived: zeros, see few_row_experts.py.
     """
-    first, bias, slots = networks.down[0], networks.down_bias, routes.slots
-    scaled, options = _scaling(networks.down_scaling, routes.weights)
-    width, size = first.shape
+    width, size, slots = networks.width, networks.size, routes.slots
     given = inner.new_empty((len(inner), width), dtype=torch.float32)
     into = or_else(hidden, inner)
-    _down[_programs(routes, width, tiles)](
-        inner, first, networks.down_offsets, or_else(bias, inner), *scaled,
-        routes.pairs, routes.counts, len(routes.weights), networks.count, given, width, size,
-        routes.weights, or_else(slots, given), into, into.stride(0),
-        or_else(arrived, routes.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
-        PADDED=slots is not None, TOP=routes.weights.shape[1], BIASED=bias is not None,
-        **_options(inner, networks, tiles, options),
-    )  # fmt: skip
+    for part, own in _parts(networks.down, routes, inner, piece_bytes):
+        stored, options = _stored(part, own)
+        _down[_programs(own, width, tiles)](
+            inner, part.matrices[0], part.offsets, or_else(part.bias, inner), *stored, own.pairs, own.counts,
+            len(own.weights), part.count, given, width, size, own.weights, or_else(slots, given), into,
+            into.stride(0), or_else(arrived, own.counts), ADD_ROWS=0 if hidden is None else FEW_ROWS,
+            PADDED=slots is not None, TOP=own.weights.shape[1], BIASED=part.bias is not None,
+            **_options(inner, part, tiles, options),
+        )  # fmt: skip
     return given
+
+
+def _parts(
+    product: ExpertProduct, routes: Routes, rows: Tensor, piece_bytes: int | None
+) -> Iterator[tuple[ExpertProduct, Routes]]:
+    """Yield the product and its pairs; or those of some experts after the others, with dequantised weights."""
+    codes = product.stored
+    if piece_bytes is None or not isinstance(codes, ExpertCodes):
+        yield product, routes
+        return
+    (outputs, inputs), count, first = product.shape, product.count, codes.matrices[0]
+    most = min(count, max(1, piece_bytes // (outputs * inputs * rows.element_size())))
+    room = rows.new_empty((most, outputs, inputs))
+    for start in range(0, count, most):
+        some = slice(start, start + most)
+        own = replace(routes, pairs=routes.pairs[some], counts=routes.counts[some])
+        weights = room[: len(own.counts)]
+        _widen[(-(-outputs // _WIDENED[0]), -(-inputs // _WIDENED[1]), len(weights))](
+            first.codes, product.offsets, *factors_of(first), own.counts, weights, start, count, outputs, inputs,
+            first.scales.values.shape[1], **kind_of(first), LINES=_WIDENED[0], DEPTH=_WIDENED[1], **EXACT,
+        )  # fmt: skip
+        yield product.part(start, weights), own
 
 
 def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
@@ -309,23 +257,29 @@ def _programs(routes: Routes, outputs: int, tiles: Tiles) -> tuple[int]:
     return (blocks * -(-outputs // tiles.outputs),)
 
 
-def _scaling(scaling: ExpertScaling | None, other: Tensor) -> tuple[tuple[Tensor, int], dict[str, int | bool]]:
-    """Scales and groups of a row for a kernel, and its sizes. other: float32, in place of scales."""
-    if scaling is None:
-        return (other, 0), {"SCALED": False, "GROUP": WHOLE_ROW, "LINES": 1}
-    sizes: dict[str, int | bool] = {"SCALED": True, "GROUP": scaling.group, "LINES": scaling.lines}
-    return (scaling.scales, scaling.scales.shape[2]), sizes
+def _stored(product: ExpertProduct, routes: Routes) -> tuple[tuple[Tensor | int, ...], dict[str, Any]]:
+    """Return factors, order and groups of a row for a kernel, and what it is compiled for."""
+    nothing, order, stored = routes.weights, or_else(product.order, routes.counts), product.stored
+    options = _PLAIN | {"ORDERED": product.order is not None}
+    if stored is None:
+        return (nothing, nothing, nothing, nothing, order, 0), options
+    if isinstance(stored, ExpertScaling):
+        sizes = {"SCALED": True, "GROUP": stored.group, "LINES": stored.lines}
+        return (stored.scales, nothing, nothing, nothing, order, stored.scales.shape[2]), options | sizes
+    first = stored.matrices[0]
+    given: tuple[Tensor | int, ...] = (*factors_of(first), order, first.scales.values.shape[1])
+    return given, options | kind_of(first) | {"CODED": True}
 
 
-def _options(
-    rows: Tensor, networks: ExpertWeights, tiles: Tiles, scaling: dict[str, int | bool]
-) -> dict[str, int | bool]:
+def _options(rows: Tensor, product: ExpertProduct, tiles: Tiles, stored: dict[str, Any]) -> dict[str, Any]:
+    if product.stored is not None:
+        tiles = of_fewer_bits(tiles)
     return {
-        **scaling,
-        "EXPERTS": next_power_of_2(networks.count),
+        **stored,
+        "EXPERTS": next_power_of_2(product.count),
         "ROWS": tiles.rows,
         "OUTPUTS": tiles.outputs,
-        "DEPTH": math.gcd(tiles.depth, scaling["GROUP"]),
+        "DEPTH": math.gcd(tiles.depth, stored["GROUP"]) if stored["SCALED"] else tiles.depth,
         "WEIGHTS_FIRST": tiles.weights_first,
         "WIDE": rows.device.type == "cpu",
         "num_warps": tiles.warps,

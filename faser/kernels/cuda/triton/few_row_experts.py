@@ -16,7 +16,8 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common import ACTIVATIONS, EXACT, expect, expect_lines, next_power_of_2
 from faser.kernels.cuda.triton.expert_kernels import _route_few
-from faser.kernels.cuda.triton.experts import FEW_ROWS, TYPES, ExpertWeights, Routes, Tiles, down, gate_up
+from faser.kernels.cuda.triton.expert_weights import TYPES, ExpertWeights
+from faser.kernels.cuda.triton.experts import FEW_ROWS, Routes, Tiles, down, gate_up
 
 # Tiles of the products, by the names of the ways to compute a mixture. All have one block of pairs an expert.
 FEW_ROW_TILES = {
@@ -45,7 +46,7 @@ class FewRowExperts:
     arrived: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        width, first = len(self.networks.down[0]), self.networks.gate_up[0]
+        width, first = self.networks.width, self.networks.first
         expect("router", self.router, (self.networks.count, width), *TYPES, like=first)
         self.networks.check(self.router.dtype, width)
         assert self.activation in ACTIVATIONS, self.activation
@@ -72,7 +73,7 @@ class FewRowExperts:
         """
         (rows, width), networks = x.shape, self.networks
         assert 0 < rows <= FEW_ROWS, rows
-        first, router_norm = networks.gate_up[0], norm if router_norm is None else router_norm
+        first, router_norm = networks.first, norm if router_norm is None else router_norm
         expect_lines("x", x, (rows, width), self.router.dtype, like=first)
         expect_lines("hidden", hidden, (rows, width), x.dtype, like=first)
         expect("norm", norm, (width,), torch.float32, like=first)

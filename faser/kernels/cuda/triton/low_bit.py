@@ -12,11 +12,13 @@ the sum of the row's values.
 In all three the bits of a row do not depend on the other rows, and in the first two not on their number.
 """
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.kernels.cuda.low_bit import Factors, LowBitMatrix
+from faser.kernels.cuda.low_bit import GROUPS, Factors, LowBitMatrix
 from faser.kernels.cuda.triton.common import (
     ACTIVATIONS,
     EXACT,
@@ -42,6 +44,7 @@ _WARPS = 4
 _LANES = tl.constexpr(32)
 _WORDS = tl.constexpr(4)  # that a lane reads at a time
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_SMALLEST_POWER = tl.constexpr(0x00400000)  # bits of 2 ** -127, which the exponent 0 names
 _FLOAT4_FACTOR = tl.constexpr(32768.0)  # between a float of four bits in a half float's bits, and twice its value
 
 
@@ -61,8 +64,13 @@ def _float4(nibbles):
 
 @jit
 def _factor(values, halves, line, group, mask, groups, PER_HALF: tl.constexpr, HALVED: tl.constexpr):
-    """Return scales or minimums of these groups of these lines, float32."""
-    found = tl.load(values + line * groups + group, mask=mask, other=0).to(tl.float32)
+    """Return scales or minimums of these groups of these lines, float32. Bytes are exponents; see Factors."""
+    found = tl.load(values + line * groups + group, mask=mask, other=0)
+    if values.dtype.element_ty == tl.uint8:
+        bits = found.to(tl.int32) << 23
+        found = tl.where(bits == 0, _SMALLEST_POWER, bits).to(tl.float32, bitcast=True) * 0.5
+    else:
+        found = found.to(tl.float32)
     if HALVED:
         found *= tl.load(halves + line * (groups // PER_HALF) + group // PER_HALF, mask=mask, other=0).to(
             tl.float32
@@ -353,6 +361,11 @@ def _dequantise(
     tl.store(at, found.to(out.dtype.element_ty), mask=there[:, None] & (column < width)[None, :])
 
 
+def stages_of(outputs: int, group: int, *, gated: bool) -> int:
+    """Return steps that are on their way: one fewer for groups of 16 (Q6_K) with a gate, lest registers spill."""
+    return STAGES[outputs] - (gated and group == GROUPS[0])
+
+
 def few_low_bit_rows(
     x: Tensor,
     weight: LowBitMatrix,
@@ -378,10 +391,11 @@ def few_low_bit_rows(
     expect("norm", norm, (width,), *_TYPES, like=x)
     added = out if residual is None else residual
     _few_low_bit_rows[(-(-size // (outputs // 2 if activation else outputs)),)](
-        x, x.stride(0), weight.codes.view(torch.uint32), *_pointers(weight), x if norm is None else norm,
+        x, x.stride(0), weight.codes.view(torch.uint32), *factors_of(weight), x if norm is None else norm,
         x if bias is None else bias, added, added.stride(0), out, out.stride(0), rows, size, width,
         weight.scales.values.shape[1], eps,
-        ROWS=next_power_of_2(rows), OUTPUTS=outputs, STAGES=STAGES[outputs], **_kind(weight),
+        ROWS=next_power_of_2(rows), OUTPUTS=outputs,
+        STAGES=stages_of(outputs, weight.group, gated=bool(activation)), **kind_of(weight),
         NORMED=norm is not None, BIASED=bias is not None, ADDS=residual is not None, ACTIVATION=activation,
         DEPENDENT=x.is_cuda, num_warps=_WARPS, **dependent(x), **EXACT,
     )  # fmt: skip
@@ -403,10 +417,10 @@ def low_bit_rows(
     together = max(16, min(MOST_TOGETHER, next_power_of_2(rows)))
     added = out if residual is None else residual
     _low_bit_rows[(-(-weight.num_rows // 64), -(-rows // together))](
-        x, x.stride(0), weight.codes, *_pointers(weight), x if bias is None else bias, added, added.stride(0), out,
-        out.stride(0), rows, weight.num_rows, width, weight.scales.values.shape[1],
-        ROWS=together, OUTPUTS=64, DEPTH=128, **_kind(weight), BIASED=bias is not None, ADDS=residual is not None,
-        WIDE=not x.is_cuda, num_warps=_WARPS, num_stages=3, **EXACT,
+        x, x.stride(0), weight.codes, *factors_of(weight), x if bias is None else bias, added, added.stride(0),
+        out, out.stride(0), rows, weight.num_rows, width, weight.scales.values.shape[1],
+        ROWS=together, OUTPUTS=64, DEPTH=128, **kind_of(weight), BIASED=bias is not None,
+        ADDS=residual is not None, WIDE=not x.is_cuda, num_warps=_WARPS, num_stages=3, **EXACT,
     )  # fmt: skip
     return out
 
@@ -432,8 +446,8 @@ def lines_of(weight: LowBitMatrix, numbers: Tensor, out: Tensor) -> Tensor:
 def _run_dequantise(weight: LowBitMatrix, out: Tensor, *, first: int = 0, numbers: Tensor | None = None) -> None:
     count, width = out.shape
     _dequantise[(-(-count // 16), -(-width // 256))](
-        weight.codes, *_pointers(weight), weight.codes if numbers is None else numbers, out, first, count, width,
-        weight.scales.values.shape[1], **_kind(weight), LISTED=numbers is not None, LINES=16, DEPTH=256,
+        weight.codes, *factors_of(weight), weight.codes if numbers is None else numbers, out, first, count, width,
+        weight.scales.values.shape[1], **kind_of(weight), LISTED=numbers is not None, LINES=16, DEPTH=256,
         num_warps=_WARPS, **EXACT,
     )  # fmt: skip
 
@@ -449,7 +463,7 @@ def _check(
     assert width % 32 == 0, width
 
 
-def _pointers(weight: LowBitMatrix) -> tuple[Tensor, ...]:
+def factors_of(weight: LowBitMatrix) -> tuple[Tensor, ...]:
     """Return values and halves of scales and of minimums; others stand for what there is not."""
     scales = weight.scales
     minimums = scales if weight.minimums is None else weight.minimums
@@ -460,7 +474,8 @@ def _pointers(weight: LowBitMatrix) -> tuple[Tensor, ...]:
     return *of(scales), *of(minimums)
 
 
-def _kind(weight: LowBitMatrix) -> dict[str, object]:
+def kind_of(weight: LowBitMatrix) -> dict[str, Any]:
+    """Return the constants by which kernels are compiled for such a matrix."""
     scales, minimums = weight.scales, weight.minimums or weight.scales
     return {
         "FORM": weight.form,

@@ -7,7 +7,7 @@
 Floats are rounded in one of two schemes, bit for bit:
 
 int8: one scale for 32 values of a row, their largest magnitude over 127.
-int4: one scale and one minimum for each group, the pair of _STEPS that misses its values least (sum of squares):
+int4: one scale and one minimum for each group, the pair of STEPS that misses its values least (sum of squares):
 a first guess of the codes gives the line through the values by least squares, whose slope and height become half
 floats; the codes are those nearest to the values on that line. A search of this kind is that of llama.cpp's K
 formats (ggml-quants.c, make_qkx2_quants), with weights of one.
@@ -33,8 +33,8 @@ from faser.types.arrays import Bytes, Floats32
 MULTIPLIED = 32  # values that one integer sum of a product covers
 SPAN = 256  # values that a scale in memory covers at most
 _BITS = (4, 8)
-_STEPS = tuple(np.float32(11 + step / 2) for step in range(13))  # codes that a group's values span at first
-_SMALLEST_SPAN = np.float32(2.0**-100)  # of a group whose values differ; so that no quotient overflows
+STEPS = tuple(np.float32(11 + step / 2) for step in range(13))  # codes that a group's values span at first
+SMALLEST_SPAN = np.float32(2.0**-100)  # of a group whose values differ; so that no quotient overflows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +346,8 @@ def _int4(groups: Floats32) -> Fit:
     span = high - low
     total = _sum(values)
     best, scales, minimums = np.full_like(low, np.inf), np.zeros_like(low), np.zeros_like(low)
-    for steps in _STEPS:
-        flat = span < _SMALLEST_SPAN
+    for steps in STEPS:
+        flat = span < SMALLEST_SPAN
         inverse = np.where(flat, np.float32(0), steps / np.where(flat, np.float32(1), span))
         codes = np.rint((values - low) * inverse).clip(0, 15)
         sum_of_codes, sum_of_squares = _sum(codes), _sum(codes * codes)

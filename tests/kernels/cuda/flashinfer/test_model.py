@@ -7,13 +7,19 @@ rounded to 16 bits.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from faser.config.engine import EngineConfig
+from faser.engine.checkpoints.files import read_model_config
 from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.startup.estimate import weight_bytes
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.backend import Backend
@@ -23,7 +29,8 @@ from faser.kernels.interface.shapes import AttentionPlan
 from faser.kernels.torch_backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.checkpoints.family_models import store_in_mxfp4, write_family_model
-from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
+from tests.engine.checkpoints.gguf.gguf_files import convert
+from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_mixture, write_mixture_pair, write_pair
 from tests.engine.checkpoints.test_published_fp8 import publish
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, load, prompt
 from tests.kernels.cuda.fake_graph import fake_backend
@@ -227,16 +234,66 @@ def test_gemma_4_says_what_it_says_on_the_reference_backend(kind: str, tmp_path:
     assert error(torch.cat([graphs.step(batch) for batch in steps()])) <= bound
 
 
-def test_experts_in_mxfp4_are_dequantised_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+class FloatsOfExperts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds tensors of floats that are as large as a matrix of an expert. sizes: of such matrices, in values."""
+
+    def __init__(self, sizes: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes, self.found = sizes, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel() in self.sizes:
+                self.found.add(str(func))
+        return made
+
+
+def test_experts_in_mxfp4_stay_as_they_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With biases, clamps and sinks, eagerly and as graphs; and while they are loaded no matrix of floats is made.
+
+    Planted: a backend without such experts, the exponents of the next row, neighbours of a byte exchanged.
+    """
     fields = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "num_hidden_layers": 2, "num_local_experts": 4}
-    write_family_model(tmp_path, "gpt_oss", fields)
+    write_family_model(tmp_path, "gpt_oss", fields | {"sliding_window": 5, "intermediate_size": 96})
     store_in_mxfp4(tmp_path)
     wanted = logits(TorchBackend(), tmp_path, torch.float32, quantization="none")
-    found = logits(fake_backend(), tmp_path, torch.float16)
+    near = 0.02 * float(wanted.std())
+    values = 64 * 96  # of down; gate and up have twice as many
+    with FloatsOfExperts({values, 2 * values, 4 * values, 8 * values}) as made, caplog.at_level("INFO", "faser"):
+        decoder = load_decoder(
+            tmp_path,
+            fake_backend(),
+            torch.float16,
+            max_model_len=MAX_POSITIONS,
+            max_rows=MAX_ROWS,
+            progress=lambda *_: None,
+        )
+    assert not made.found
+    assert "using experts (mxfp4) as stored, with 16-bit activations" in caplog.text
+    estimated = weight_bytes(EngineConfig(model=str(tmp_path)), read_model_config(tmp_path), torch.float16)
+    assert decoder.weight_bytes == pytest.approx(estimated, rel=0.02)
+    graphs = GraphModel(tmp_path, torch.float16)
+    again = torch.cat([graphs.step(batch) for batch in steps()])
+    assert float((again - wanted).square().mean().sqrt()) < near
+    assert float((logits(fake_backend(), tmp_path, torch.float16) - wanted).square().mean().sqrt()) < near
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq-desc-act", "w4a16", "w8a16", "gguf"])
+@pytest.mark.full(but=("awq", "gguf"))
+def test_experts_in_integers_stay_as_they_are_stored(kind: str, tmp_path: Path) -> None:
+    """By the kernels of a GPU, in Triton's interpreter. Oracle: a checkpoint of what the integers stand for."""
+    low_bit = plain = tmp_path / "m.gguf"
+    if kind == "gguf":
+        config, weights = write_mixture(tmp_path / "plain")
+        arrays = {name: each.numpy() for name, each in weights.items()}
+        convert(config, arrays, low_bit, "qwen3moe", experts=GGMLQuantizationType.Q4_0)
+    else:
+        low_bit, plain = write_mixture_pair(tmp_path, KINDS[kind])
+    token_ids, backend = prompt(5, 90), backend_of(None)
+    found = load(low_bit, backend=backend, dtype=torch.float16).prefill(token_ids, (2,))
+    wanted = load(plain, quantization="none").prefill(token_ids, ())
     assert float((found - wanted).square().mean().sqrt()) < 0.02 * float(wanted.std())
-    assert "mxfp4" in caplog.text
 
 
 def test_a_mixture_in_8_bits_with_scales_of_blocks_says_what_its_numbers_say(tmp_path: Path) -> None:

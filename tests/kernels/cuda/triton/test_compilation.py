@@ -34,7 +34,10 @@ def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path
     fused = {each["kernel"] for each in found if each["fuses"]}
     assert fused == {"_few_rows", "_few_low_bit_rows"}, "which ask for it"
     assert all(each["registers"] and each["code_bytes"] for each in found)
-    few_rows = [each for each in found if each["kernel"].startswith("_few_row")]
-    assert {each["stack_bytes"] for each in few_rows} == {0}, "which spills nothing"
-    assert max(each["stack_bytes"] for each in found if "low_bit" in each["kernel"]) <= 8, "a register of some"
+    unspilled = [
+        each
+        for each in found
+        if each["kernel"].startswith(("_few", "_low_bit", "_widen")) or "CODED=True" in each["variant"]
+    ]
+    assert {each["stack_bytes"] for each in unspilled} == {0}, "which spill nothing"
     assert {each["early_loads"] for each in found} == {0}, "as what is read may not be written yet"

@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 from faser.errors import EngineError
 from faser.kernels.cuda.flashinfer.device_kernels import ExpertMatrices, experts_kernels
+from faser.kernels.cuda.triton.expert_weights import ExpertWeights
 from faser.kernels.cuda.triton.experts import (
-    ExpertWeights,
     Tiles,
     down,
     experts,
@@ -281,7 +281,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         ExpertWeights.of((*mixture.gate_up[:6], mixture.gate_up[6].float()), mixture.down)
     with pytest.raises(EngineError, match=r"the biases of down has shape \(7, 2\)"):
         experts(
-            replace(mixture.weights, down_bias=torch.zeros(COUNT, 2, dtype=x.dtype, device=DEVICE)), x.to(DEVICE),
+            _with_bias(mixture.weights, torch.zeros(COUNT, 2, dtype=x.dtype, device=DEVICE)), x.to(DEVICE),
             mixture.logits(x).to(DEVICE), torch.ones_like(x).to(DEVICE), mixture.read,
             top_k=3, renormalise=True, activation="silu",
         )  # fmt: skip
@@ -291,3 +291,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
             torch.ones(2, 128, dtype=x.dtype, device=DEVICE), mixture.read,
             top_k=3, renormalise=True, activation="silu",
         )  # fmt: skip
+
+
+def _with_bias(weights: ExpertWeights, bias: Tensor) -> ExpertWeights:
+    return replace(weights, down=replace(weights.down, bias=bias))

@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.experts import FEW_ROWS, ExpertWeights
+from faser.kernels.cuda.triton.expert_weights import ExpertWeights
+from faser.kernels.cuda.triton.experts import FEW_ROWS
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
 from tests.kernels.cuda.triton.rows import DEVICE
 
