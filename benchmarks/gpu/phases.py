@@ -56,7 +56,7 @@ PHASES = (
     _phase("passes", "decoding.passes:run", 0.09, 60.0, "whole steps each way, and their kernels"),
     _phase("cycle", "decoding.cycle_gap:run", 0.05, 50.0, "drafting and verifying, and what the device waits"),
     _phase(
-        "policies", "decoding.policies:run", 0.08, 60.0, "policies at given acceptance, 8B and its draft model"
+        "policies", "decoding.policies:run", 0.06, 60.0, "policies at given acceptance, 8B and its draft model"
     ),
     _phase("lanes", "decoding.lane_rates:run", 0.03, 30.0, "copies and passes on some of the processors"),
     _phase("overlap", "decoding.overlap:run", 0.09, 60.0, "drafting during verification, by mode"),
@@ -69,6 +69,7 @@ PHASES = (
     _phase("prompts", "decoding.prompts:run", 0.03, 40.0, "prompts alone, and in pieces beside decoding"),
     _phase("grammar", "decoding.grammar:run", 0.01, 20.0, "one request with a grammar among others"),
     _phase("heads", "decoding.heads:run", 0.01, 40.0, "passes of an EAGLE-3 head, 8B"),
+    _phase("ranks", "decoding.ranks:run", 0.02, 40.0, "sums of two processes, and two GPUs with one model"),
 )
 
 
@@ -108,6 +109,7 @@ RUNS: Mapping[str, Run] = {
             "products": 25.0,
             "grammar": 25.0,
             "heads": 45.0,
+            "ranks": 40.0,
             "policies": 240.0,
         },
     ),

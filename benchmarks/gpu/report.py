@@ -205,6 +205,7 @@ def _verify(result: Json) -> str:
 
 
 _HEADS = ("sequences", "drafting_1_ms", "drafting_4_ms", "pass_ms", "cycle_ms")
+_SUMS = ("way", "bytes", "right", "same_bits", "microseconds")
 
 
 def _mixtures(result: Json) -> str:
@@ -410,4 +411,5 @@ _TABLES: tuple[tuple[str, str, Table], ...] = (
     ("Prompts", "prompts", _prompts),
     ("A grammar among other requests", "grammar", _grammar),
     ("An EAGLE-3 head", "heads", lambda result: _table(result.get("rows", []), _HEADS)),
+    ("Ranks", "ranks", lambda result: _table(result.get("sums", []), _SUMS)),
 )

@@ -96,7 +96,9 @@ async def build_application(
             place=place,
             adapters=[adapter for adapter, _ in modules],
         )
-        for number, (each, place) in enumerate(zip(own, _places(len(own)), strict=True))
+        for number, (each, place) in enumerate(
+            zip(own, _places(len(own), engine_config.tensor_parallel_size), strict=True)
+        )
     ]
     settings = api_settings(directory, engine_config, server_config, keys, chat_template)
     engine = engines[0] if len(engines) == 1 else Replicas(engines)
@@ -204,12 +206,13 @@ async def while_alive(working: Coroutine[Any, Any, T], engine: AsyncEngine | Rep
         await asyncio.gather(work, death, return_exceptions=True)
 
 
-def _places(count: int) -> list[Place]:
-    """The cores and the GPU of each of `count` engines."""
+def _places(count: int, ranks: int) -> list[Place]:
+    """The cores and the GPUs of each of `count` engines. ranks: of each, which take a GPU each."""
     if count == 1:
         return [Place()]
-    gpus = range(count) if may_have_gpu() else [None] * count
-    return [Place(cores=cores, gpu=gpu) for cores, gpu in zip(core_shares(count), gpus, strict=True)]
+    each = ranks if may_have_gpu() else 0
+    gpus = [tuple(range(number * each, (number + 1) * each)) for number in range(count)]
+    return [Place(cores=cores, gpus=of) for cores, of in zip(core_shares(count), gpus, strict=True)]
 
 
 def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:

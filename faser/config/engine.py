@@ -105,6 +105,7 @@ _GPU_ONLY = (
     "enforce_eager",
     "cudagraph_capture_sizes",
     "compile_kernels",
+    "disable_custom_all_reduce",
 )
 
 
@@ -264,11 +265,19 @@ class EngineConfig:
         ENGINE,
         Kind.COUNT,
         1,
-        "Number of processes that each hold a part of the model and compute every step together, on CPUs: for a "
-        "model that does not fit into one machine, with torchrun. On one machine this is slower than one process.",
+        "Number of processes that each hold a part of the model and compute every step together. On GPUs each "
+        "takes one, from --device on. CPUs use it for a model that does not fit into one machine, with torchrun: "
+        "on one machine it is slower than one process there.",
         aliases=("-tp",),
         low=1,
         high=64,
+    )
+    disable_custom_all_reduce: bool = setting(
+        ENGINE,
+        Kind.SWITCH,
+        False,
+        "Let NCCL alone add up the parts of ranks on GPUs. Default: up to 512 KiB, one kernel does where each GPU "
+        "can read the memory of the others.",
     )
     max_num_seqs: int = setting(
         ENGINE,
@@ -654,12 +663,10 @@ def _rank_problems(values: Mapping[str, Any], label: Label) -> list[str]:
     if size in (None, 1):
         return []
     named = f"{label('tensor_parallel_size')} is {size}"
-    if _kind_of(values["device"]) == "cuda":
-        found.append(f"{named}; ranks compute on CPUs only, and {label('device')} is {values['device']}")
     if values["spec_overlap"] == "on":
         found.append(f"{named}; {label('spec_overlap')} on needs a model in one process")
-    if values["async_scheduling"]:
-        found.append(f"{named}; {label('async_scheduling')} needs a model in one process")
+    if values["async_scheduling"] and values["device"] == "cpu":
+        found.append(f"{named}; {label('async_scheduling')} on a CPU needs a model in one process")
     return found
 
 

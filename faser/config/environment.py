@@ -1,7 +1,7 @@
 """Environment variables: the only module that reads or writes them."""
 
 import os
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +47,17 @@ def step_times_s(usual_s: float, environment: Mapping[str, str] = os.environ) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A process that torchrun has started, `life` times before. host, port: of the store where its ranks meet."""
+    """A process that torchrun has started, `life` times before. host, port: of the store where its ranks meet.
+
+    local: its number among those of this machine.
+    """
 
     rank: int
     size: int
     host: str
     port: int
     life: str
+    local: int = 0
 
 
 def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
@@ -66,6 +70,7 @@ def rank_place(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
         host=environment["MASTER_ADDR"],
         port=int(environment["MASTER_PORT"]),
         life=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        local=int(environment.get("LOCAL_RANK", "0")),
     )
 
 
@@ -75,18 +80,23 @@ def ranks_here(size: int, environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("LOCAL_WORLD_SIZE", size)) if started else size
 
 
-def child_environment(environment: Mapping[str, str] = os.environ, *, gpu: int | None = None) -> dict[str, str]:
+def keep_on_loopback(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let NCCL's ranks of one machine meet on the loopback interface, unless the operator names another one."""
+    environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def child_environment(environment: Mapping[str, str] = os.environ, *, gpus: Sequence[int] = ()) -> dict[str, str]:
     """Return the environment of a child: this one's without keys, which children do not use.
 
     Python programs that the child starts, such as build tools, import nothing from the working directory either.
 
-    gpu: the one of those that are visible here that the process sees; None: all of them.
+    gpus: those of the visible ones that the process sees; none: all of them.
     """
     found = {name: value for name, value in environment.items() if name not in _SECRETS}
     found["PYTHONSAFEPATH"] = "1"
-    if gpu is not None:
+    if gpus:
         visible = found.get(_GPUS, "").split(",") if found.get(_GPUS) else []
-        found[_GPUS] = visible[gpu] if gpu < len(visible) else str(gpu)
+        found[_GPUS] = ",".join(visible[gpu] if gpu < len(visible) else str(gpu) for gpu in gpus)
     return found
 
 

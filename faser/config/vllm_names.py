@@ -92,7 +92,6 @@ VLLM_FLAGS: tuple[Foreign, ...] = (
     warn("--max-num-partial-prefills", "prompts share a step's tokens as they come"),
     warn("--swap-space", "preempted sequences are computed again"),
     warn("--max-parallel-loading-workers", "weights are read by one process"),
-    warn("--disable-custom-all-reduce", _ONE_DEVICE, switch=True),
     warn("--disable-cascade-attn", "there is no such kernel", switch=True),
     warn("--prefix-caching-hash-algo", "blocks are found by their tokens"),
     warn("--mamba-cache-mode", _SNAPSHOTS),

@@ -19,12 +19,14 @@ def make_backend(
     num_threads: int,
     cache_dir: Path,
     progress: ProgressCallback | None = None,
+    measures: bool = True,
 ) -> Backend:
     """The backend called name (auto, torch, native or flashinfer) on device (cpu, cuda or cuda:N).
 
     auto on a CPU: native if it can be compiled or came with the package, else torch, with a warning that says why.
     auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir: folder
-    for compiled kernels. progress: called while the native kernels are compiled; see library_path.
+    for compiled kernels. progress: called while the native kernels are compiled; see library_path. measures:
+    whether a GPU's kernels are chosen by their times; else references are taken, the same ones on every GPU.
 
     Raises ConfigError for an unknown name or device, for a backend that does not run on the device, and for what
     is missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
@@ -38,7 +40,7 @@ def make_backend(
     if needed not in (None, kind):
         raise ConfigError(f"the {name} backend computes on {needed}; device is {device}")
     if kind == "cuda":
-        return _on_cuda(name, device, cache_dir)
+        return _on_cuda(name, device, cache_dir, measures=measures)
     if name == "torch" or (name == "auto" and not _native_works()):
         return _torch(device)
     return _native(num_threads, cache_dir, progress)
@@ -66,10 +68,10 @@ def _torch(device: str) -> Backend:
     return TorchBackend(device)
 
 
-def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
+def _on_cuda(name: str, device: str, cache_dir: Path, *, measures: bool) -> Backend:
     import torch
 
-    from faser.kernels.cuda.choices import device_choices
+    from faser.kernels.cuda.choices import Choices, device_choices
     from faser.kernels.cuda.device import CudaDevice, cuda_facts, open_cuda
 
     facts = cuda_facts()
@@ -91,7 +93,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     library = load_flashinfer(modules if modules.exists() else None)
     fp8 = scaled_fp8(opened, capability)
     add_to_cache()
-    choices = device_choices(opened, cache_dir / "choices.json")
+    choices = device_choices(opened, cache_dir / "choices.json") if measures else Choices()
 
     def products() -> ProductKernels:
         return ProductKernels(opened, load_products(product_modules(arch)))

@@ -13,7 +13,9 @@ from faser.config.environment import (
     cuda_environment,
     flag_environment,
     flashinfer_workspace,
+    keep_on_loopback,
     may_compile_kernels,
+    rank_place,
     step_times_s,
 )
 from faser.config.server import ServerConfig
@@ -86,3 +88,20 @@ def test_kernels_of_flashinfer_lie_where_the_operator_wants_them() -> None:
     assert flashinfer_workspace({"FASER_CACHE_DIR": "/own"}) == Path("/own/kernels")
     own = {"FASER_CACHE_DIR": "/own", "FLASHINFER_WORKSPACE_BASE": "/theirs"}
     assert flashinfer_workspace(own) == Path("/theirs")
+
+
+def test_a_child_sees_the_gpus_that_it_is_given_of_the_visible_ones() -> None:
+    for visible, gpus, seen in (("", (2, 3), "2,3"), ("5,7,9", (1, 2), "7,9"), ("5", (0, 1), "5,1")):
+        assert child_environment({"CUDA_VISIBLE_DEVICES": visible}, gpus=gpus)["CUDA_VISIBLE_DEVICES"] == seen
+    assert child_environment({"CUDA_VISIBLE_DEVICES": "5"})["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_ranks_know_their_place_on_a_machine_and_stay_on_it() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    place = rank_place(torchrun | {"MASTER_ADDR": "host", "MASTER_PORT": "1"})
+    assert place is not None
+    assert (place.rank, place.local, place.size) == (5, 1, 8)
+    for given, kept in (({}, "lo"), ({"NCCL_SOCKET_IFNAME": "eth0"}, "eth0")):
+        environment: dict[str, str] = dict(given)
+        keep_on_loopback(environment)
+        assert environment["NCCL_SOCKET_IFNAME"] == kept

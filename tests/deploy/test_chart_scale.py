@@ -129,6 +129,15 @@ def test_torchrun_starts_a_rank_in_each_pod_of_a_group() -> None:
         assert engine.tensor_parallel_size == group["size"] == 3
 
 
+def test_a_pod_of_two_gpus_holds_two_ranks_without_torchrun() -> None:
+    (made,) = containers(RENDERED["two GPUs of a pod"])
+    assert "command" not in made
+    assert configs(RENDERED["two GPUs of a pod"])[0].tensor_parallel_size == 2
+    (of_group, _) = containers({**RANKS, "tensorParallel": {"size": 2, "ranksPerPod": 4}})
+    assert "--nproc-per-node=4" in of_group["command"]
+    assert "--tensor-parallel-size=8" in of_group["args"]
+
+
 def test_the_leader_alone_answers() -> None:
     leader, worker = containers(RENDERED["ranks"])
     assert {"ports", "startupProbe", "livenessProbe", "readinessProbe"} <= set(leader)

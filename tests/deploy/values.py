@@ -151,6 +151,7 @@ RENDERED: dict[str, dict[str, Any]] = {
         "podMonitor": {"enabled": True},
         "podAnnotations": {"a": "b"},
     },
+    "two GPUs of a pod": {**GPU, "tensorParallel": {"ranksPerPod": 2}},
     "ranks of a claim": {
         **RANKS,
         **CLAIM,
@@ -295,7 +296,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "kvEvents.port and kvEvents.replayPort are both 5557",
     ),
     "ranks and engines": ({**RANKS, "dataParallel": {"size": 2}}, "one of them must be 1"),
-    "ranks on GPUs": ({**RANKS, "engine": {"device": "cuda"}}, "ranks compute on CPUs only"),
+    "too many ranks": ({"tensorParallel": {"size": 9, "ranksPerPod": 8}}, "a model has at most 64 ranks"),
     "ranks replaced at once": ({**RANKS, "strategy": {"type": "Recreate"}}, "strategy.type is Recreate"),
     "ranks meet at the server's port": ({**RANKS, "server": {"port": 29500}}, "are both 29500"),
     "ranks without files": ({**RANKS, "model": {"name": "Qwen/Qwen3-8B"}}, "every rank needs the files of Qwen"),

@@ -46,10 +46,10 @@ StartHost = Callable[[Transport, socket.socket], EngineHost]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Cores and GPU of a process. cores: None: all that this one may use. gpu: the only one; None: any."""
+    """Cores and GPUs of a process. cores: None: all that this one may use. gpus: the only ones; none: any."""
 
     cores: tuple[int, ...] | None = None
-    gpu: int | None = None
+    gpus: tuple[int, ...] = ()
 
 
 def start_host(transport: Transport, connection: socket.socket, place: Place = Place()) -> EngineHost:
@@ -86,7 +86,7 @@ class _ProcessHost:
             self._process = subprocess.Popen(
                 python_command("faser.engine.worker", str(connection.fileno()), _log_level(), log_format()),
                 pass_fds=[connection.fileno()],
-                env=child_environment(gpu=place.gpu),
+                env=child_environment(gpus=place.gpus),
                 start_new_session=True,  # Ctrl-C reaches only the front-end, which drains
             )
             if place.cores is not None:

@@ -41,6 +41,9 @@
 {{- include "faser.checkPorts" . -}}
 {{- include "faser.checkEngines" . -}}
 {{- if include "faser.ranked" . -}}{{- include "faser.checkRanks" . -}}{{- end -}}
+{{- if gt (include "faser.numRanks" . | int) 64 -}}
+{{- fail (printf "tensorParallel.size is %d and tensorParallel.ranksPerPod is %d; a model has at most 64 ranks" (int .Values.tensorParallel.size) (int .Values.tensorParallel.ranksPerPod)) -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Types that have kernels on one kind of device only. The torch backend computes them anywhere. */ -}}
@@ -140,9 +143,6 @@
 {{- $strategy := .Values.strategy | default dict -}}
 {{- if gt (int .Values.dataParallel.size) 1 -}}
 {{- fail (printf "%s, and dataParallel.size is %d; one of them must be 1" $named (int .Values.dataParallel.size)) -}}
-{{- end -}}
-{{- if hasPrefix "cuda" .Values.engine.device -}}
-{{- fail (printf "%s; ranks compute on CPUs only, and engine.device is %s" $named .Values.engine.device) -}}
 {{- end -}}
 {{- if eq ($strategy.type | default "") "Recreate" -}}
 {{- fail (printf "%s; a LeaderWorkerSet knows RollingUpdate only, and strategy.type is Recreate" $named) -}}

@@ -23,6 +23,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if gt (int .Values.tensorParallel.size) 1 -}}true{{- end -}}
 {{- end -}}
 
+{{- /* The ranks of a model: those of all its pods. */ -}}
+{{- define "faser.numRanks" -}}
+{{- mul .Values.tensorParallel.size .Values.tensorParallel.ranksPerPod -}}
+{{- end -}}
+
 {{- /* The labels of the pods that answer HTTP. */ -}}
 {{- define "faser.serverLabels" -}}
 {{ include "faser.selectorLabels" . }}
@@ -213,8 +218,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (kindIs "invalid" .Values.dataParallel.firstPort) }}
 - --data-parallel-first-port={{ .Values.dataParallel.firstPort }}
 {{- end }}
-{{- if include "faser.ranked" . }}
-- --tensor-parallel-size={{ .Values.tensorParallel.size }}
+{{- with include "faser.numRanks" . | int }}
+{{- if gt . 1 }}
+- --tensor-parallel-size={{ . }}
+{{- end }}
 {{- end }}
 {{- if .Values.kvEvents.enabled }}
 - {{ include "faser.kvEventsConfig" . | printf "--kv-events-config=%s" | quote }}

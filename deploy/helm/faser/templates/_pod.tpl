@@ -83,7 +83,7 @@ spec:
       command:
         - /opt/faser/bin/torchrun
         - --nnodes={{ .Values.tensorParallel.size }}
-        - --nproc-per-node=1
+        - --nproc-per-node={{ .Values.tensorParallel.ranksPerPod }}
         - --node-rank=$(LWS_WORKER_INDEX)
         - --master-addr=$(LWS_LEADER_ADDRESS)
         - --master-port={{ include "faser.meetingPort" . }}

@@ -96,6 +96,8 @@ def _obstacle(config: EngineConfig, target: Backend, draft: Backend | None) -> s
         return "draft_sample_method is probabilistic; only point masses can be verified by a bonus token"
     if speculation.rejection_sample_method == "synthetic":
         return "rejection_sample_method is synthetic; the next draft must start with tokens of the target"
+    if config.tensor_parallel_size > 1:
+        return "the model is divided among ranks"
     if config.spec_partition == "serial":
         return "spec_partition is serial: drafting and verification take turns"
     if target.device.type == "cpu" and len(cores) < 2:

@@ -3,27 +3,33 @@
 They meet at a store: there rank 0 leaves what to load, and the others what became of it. From then on every
 collective is called by all ranks in the same order. Rank 0 waits for the others a few seconds at most, so that one
 that is dead or stuck ends the engine, which is started again; the others wait for rank 0 as long as it lives, for
-it is their parent, or torchrun's.
+it is their parent, or torchrun's. While a start captures CUDA graphs, it waits for minutes.
+
+Ranks on GPUs send messages over gloo too. What the layers add up goes from device to device
+(kernels/cuda/collectives.py).
 """
 
 import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, Store
 
 from faser.config.environment import RankPlace
 from faser.engine.execution.ranks.meeting import connect, secret_of, store_of, torchrun_store
 from faser.engine.execution.ranks.roll_call import answer_roll_call, call_roll, verdict
 from faser.errors import EngineError
+from faser.kernels.interface.collectives import Collectives, DeviceCollectives
 
 Found = TypeVar("Found")
 
 ANSWER_S = 8.0  # for which rank 0 waits in a collective
+START_S = 1800.0  # the same, while models start: caches are allocated, kernels compiled and graphs captured
 _POLL_S = 0.1
 _LONG = timedelta(days=30)
 _INLINE = 4096  # bytes that one broadcast carries, most of a step's messages
@@ -57,8 +63,22 @@ class RankGroup:
         self._secret = secret
         self._answer_s = answer_s
         self._gloo: Any = None
+        self._device: DeviceCollectives | None = None
         self._num_entered = 0  # collectives
         self._closed = threading.Event()
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def collectives(self) -> Collectives:
+        """Return what layers add up their parts with: this group, or that of the devices."""
+        return self if self._device is None else self._device
+
+    def compute_on(self, device: DeviceCollectives) -> None:
+        """Let layers add up their parts on devices. Call it before `connect`, which connects these too."""
+        self._device = device
 
     # Before all ranks have their parts. Each raises EngineError where torchrun's store is gone.
 
@@ -90,11 +110,22 @@ class RankGroup:
             self._gloo = connect(self._store, self.rank, self.size, self._secret)
         except RuntimeError as error:
             raise self._failure(error) from None
-        self._gloo._set_default_timeout(_LONG if self.rank else timedelta(seconds=self._answer_s))
+        self._wait_at_most(START_S)
+        if self._device is not None:
+            self._device.connect()
+
+    def begin(self) -> None:
+        """End the start: from now on ranks answer within seconds."""
+        self._wait_at_most(self._answer_s)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._gloo._set_default_timeout(_LONG if self.rank else timedelta(seconds=seconds))
 
     def close(self) -> None:
         self._closed.set()
         self._gloo = None
+        if self._device is not None:
+            self._device.close()
 
     # Collectives.
 
@@ -107,6 +138,35 @@ class RankGroup:
         self._run(lambda: self._gloo.gather([] if found is None else [found], [part]))
         return found
 
+    def broadcast(self, x: Tensor) -> None:
+        self._run(lambda: self._gloo.broadcast([x]))
+
+    def least(self, number: int) -> int:
+        """Return the least number that a rank gives."""
+        return int(self._least(torch.tensor([number]))[0])
+
+    def agree(self, what: str, problem: str = "") -> None:
+        """Find out that all ranks do the same next. what: names it; problem: why this rank cannot.
+
+        Raises EngineError on all ranks if one of them cannot, or does something else.
+        """
+        digest = int.from_bytes(blake2b(what.encode(), digest_size=7).digest())
+        able = torch.ones(self.size, dtype=torch.int64)
+        able[self.rank] = not problem
+        found = self._least(torch.cat((able, torch.tensor([digest, -digest]))))
+        unable = [rank for rank in range(self.size) if not found[rank]]
+        if unable:
+            ranks = " and rank ".join(map(str, unable))
+            raise EngineError(f"rank {ranks} of the tensor-parallel model has failed at its start; see the log")
+        if found[-2] != -found[-1]:
+            raise EngineError(f"the ranks of the tensor-parallel model do not start alike; here {what} was next")
+
+    def _least(self, numbers: Tensor) -> Tensor:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.MIN  # type: ignore[assignment]
+        self._run(lambda: self._gloo.allreduce([numbers], options))
+        return numbers
+
     def tell(self, message: bytes) -> None:
         """Send bytes to all other ranks, which hear them. Rank 0 alone calls it."""
         first = torch.zeros(_INLINE, dtype=torch.uint8)
@@ -114,24 +174,21 @@ class RankGroup:
         content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         room = _INLINE - _LENGTH
         first[_LENGTH : _LENGTH + min(len(message), room)] = content[:room]
-        self._broadcast(first)
+        self.broadcast(first)
         if len(message) > room:
-            self._broadcast(content[room:].contiguous())
+            self.broadcast(content[room:].contiguous())
 
     def hear(self) -> bytes:
         """Return what rank 0 tells next."""
         first = torch.empty(_INLINE, dtype=torch.uint8)
-        self._broadcast(first)
+        self.broadcast(first)
         found = first.numpy().tobytes()
         length, room = int.from_bytes(found[:_LENGTH], "little"), _INLINE - _LENGTH
         if length <= room:
             return found[_LENGTH : _LENGTH + length]
         rest = torch.empty(length - room, dtype=torch.uint8)
-        self._broadcast(rest)
+        self.broadcast(rest)
         return found[_LENGTH:] + rest.numpy().tobytes()
-
-    def _broadcast(self, x: Tensor) -> None:
-        self._run(lambda: self._gloo.broadcast([x]))
 
     def _run(self, begin: Callable[[], Any]) -> None:
         """Run a collective to its end. Raises EngineError that names a rank that does not take part."""

@@ -3,28 +3,34 @@
 A call of rank 0's runner goes out as a message before it runs there. All ranks then meet in the sums of the layers
 and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks. Those
 between forwards say which adapter is in which slot (adapters.py).
+
+On GPUs ranks capture CUDA graphs of the same sizes in the same order, which `capture_alike` sees to, and replay
+them for the same rows. Messages of a step that is launched ahead go out while the devices compute the step before.
+Tokens that the host does not know yet are on rank 0's device: they go from there to the others before the forward.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from faser.engine.execution.adapters import AdapterStore
-from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.ranks.group import RankGroup
-from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
+from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.tokens import TokenSampler
-from faser.errors import EngineError
-from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.kv_cache import KvShape
+from faser.engine.execution.sampling.tokens import DeviceTokenSampler
+from faser.errors import EngineError, FaserError
 from faser.kernels.interface.shapes import RowLayout
 
 _COMPARED_EVERY = 64  # forwards
+
+_Made = TypeVar("_Made")
 
 
 class _Numbers(msgspec.Struct, frozen=True, array_like=True):
@@ -42,7 +48,7 @@ class _Numbers(msgspec.Struct, frozen=True, array_like=True):
         """A new one."""
         return np.frombuffer(bytearray(self.content), self.kind).reshape(self.shape)
 
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         return torch.from_numpy(self.array())
 
 
@@ -71,26 +77,48 @@ class _Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Begin(msgspec.Struct, frozen=True, tag=True):
-    """runs: all layers at once, and not only the embedding."""
+    """runs: all layers at once, and not only the embedding.
+
+    fed: rows that get tokens of rank 0's device, and where these are among its sampler's words; None: all tokens
+    are known.
+    """
 
     token_ids: _Numbers
     layout: _Layout
     last_rows: _Numbers
     runs: bool
+    fed: tuple[_Numbers, _Numbers] | None
 
     @classmethod
-    def of(cls, batch: RowBatch, *, runs: bool) -> "_Begin":
-        assert batch.feedback is None, "ranks get tokens that are known"
+    def of(cls, batch: RowBatch, words: Tensor | None, *, runs: bool) -> "_Begin":
+        """words: of rank 0's sampler; None: it samples on the host, which knows every token."""
+        token_ids, feedback, fed = batch.token_ids.numpy(), batch.feedback, None
+        if feedback is not None and words is None:
+            token_ids = token_ids.copy()
+            token_ids[feedback.rows] = feedback.tokens.numpy(force=True)[feedback.sources].clip(0)
+        elif feedback is not None and words is not None:
+            first = (feedback.tokens.data_ptr() - words.data_ptr()) // words.itemsize
+            fed = _Numbers.of(feedback.rows), _Numbers.of(feedback.sources + first)
         return cls(
-            token_ids=_Numbers.of(batch.token_ids.numpy()),
+            token_ids=_Numbers.of(token_ids),
             layout=_Layout.of(batch.layout),
             last_rows=_Numbers.of(batch.last_rows),
             runs=runs,
+            fed=fed,
         )
 
-    def batch(self) -> RowBatch:
+    def batch(self, words: Tensor | None) -> RowBatch:
+        """words: as rank 0's, with its tokens; None: of a sampler on the host."""
+        feedback = None
+        if self.fed is not None:
+            assert words is not None, "rank 0 feeds tokens of its device"
+            rows, sources = self.fed
+            feedback = TokenFeedback(tokens=words, rows=rows.array(), sources=sources.array())
         return RowBatch(
-            token_ids=self.token_ids.tensor(), layout=self.layout.layout(), last_rows=self.last_rows.array()
+            token_ids=self.token_ids.tensor(),
+            layout=self.layout.layout(),
+            last_rows=self.last_rows.array(),
+            feedback=feedback,
         )
 
 
@@ -138,29 +166,44 @@ _decoder = msgspec.msgpack.Decoder(_Call)
 
 
 class LeadingRunner(Runner):
-    """Rank 0's runner. Raises EngineError where another rank is gone, does not answer, or has other numbers."""
+    """Rank 0's runner. Raises EngineError where another rank is gone, does not answer, or has other numbers.
 
-    def __init__(
-        self, decoder: Decoder, backend: Backend, kv: KvShape, token_sampler: TokenSampler, group: RankGroup
-    ) -> None:
-        super().__init__(decoder, backend, kv, token_sampler)
+    Nothing may run before `lead`.
+    """
+
+    _group: RankGroup
+    _num_forwards = 0
+    _is_telling = True  # the others do not hear of what a call is made of
+
+    def lead(self, group: RankGroup) -> None:
+        """Let the other ranks do what this runner does."""
         self._group = group
-        self._num_forwards = 0
 
     def forward(self, batch: RowBatch) -> None:
-        self._tell(_Begin.of(batch, runs=True))
-        super().begin(batch)
-        super().advance()
+        self._tell_batch(batch, runs=True)
+        self._is_telling = False
+        try:
+            super().forward(batch)
+        finally:
+            self._is_telling = True
         self._num_forwards += 1
         if self._num_forwards % _COMPARED_EVERY == 0:
             self._compare()
 
     def begin(self, batch: RowBatch) -> None:
-        self._tell(_Begin.of(batch, runs=False))
+        if self._is_telling:
+            self._tell_batch(batch, runs=False)
         super().begin(batch)
 
+    def _tell_batch(self, batch: RowBatch, *, runs: bool) -> None:
+        words = words_of(self)
+        self._tell(_Begin.of(batch, words, runs=runs))
+        if batch.feedback is not None and words is not None:
+            self._group.collectives.broadcast(words)
+
     def advance(self, num_layers: int | None = None) -> None:
-        self._tell(_Advance(num_layers))
+        if self._is_telling:
+            self._tell(_Advance(num_layers))
         super().advance(num_layers)
 
     def compact(self, counts: NDArray[np.int32]) -> RowBatch:
@@ -171,7 +214,7 @@ class LeadingRunner(Runner):
         self._tell(_FillCache(_Layout.of(layout)))
         super().fill_cache(layout)
 
-    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
         numbers = np.asarray(rows, dtype=np.int64)
         self._tell(_Logits(_Numbers.of(numbers)))
         return super().logits(numbers)
@@ -188,7 +231,7 @@ class LeadingRunner(Runner):
     def _compare(self) -> None:
         """Sums have the same bits on every rank, so all hidden states are equal, unless something is broken."""
         self._tell(_Compare())
-        found = self._group.gather(self.checksum())
+        found = self._group.gather(self.checksum().cpu())
         assert found is not None, "rank 0 gathers"
         for rank, checksum in enumerate(found):
             if not torch.equal(checksum, found[0]):
@@ -198,6 +241,34 @@ class LeadingRunner(Runner):
         tell(self._group, call)
 
 
+class LeadingGraphRunner(LeadingRunner, GraphRunner):
+    """Rank 0's runner on a GPU, which replays CUDA graphs as the other ranks do."""
+
+
+def words_of(runner: Runner) -> Tensor | None:
+    """Return where the model's next inputs may come from on its device; None: on a CPU all of them are known."""
+    sampler = runner.token_sampler
+    return sampler.words if isinstance(sampler, DeviceTokenSampler) else None
+
+
+def capture_alike(group: RankGroup, make: Callable[[Callable[[str], None]], _Made]) -> _Made:
+    """Return what `make` returns, on all ranks or on none. It calls what it is given before each capture, named.
+
+    Raises EngineError where another rank fails, or would capture another graph; the sums of ranks that capture
+    different graphs would wait for each other.
+    """
+    try:
+        made = make(group.agree)
+    except EngineError:
+        raise
+    except (RuntimeError, FaserError) as error:
+        with contextlib.suppress(EngineError):
+            group.agree("", str(error) or type(error).__name__)
+        raise
+    group.agree("the end of all captures")
+    return made
+
+
 def tell(group: RankGroup, call: _Call) -> None:
     """Send a call of rank 0 to all other ranks."""
     group.tell(_encoder.encode(call))
@@ -205,13 +276,18 @@ def tell(group: RankGroup, call: _Call) -> None:
 
 def follow(runner: Runner, group: RankGroup, adapters: AdapterStore | None = None) -> None:
     """Do what rank 0's runner does, until it ends. adapters: this rank's parts; None: requests have none."""
+    words = words_of(runner)
     while True:
         call: _Call = _decoder.decode(group.hear())
         match call:
             case _Begin():
-                runner.begin(call.batch())
+                if call.fed is not None and words is not None:
+                    group.collectives.broadcast(words)
+                batch = call.batch(words)
                 if call.runs:
-                    runner.advance()
+                    runner.forward(batch)
+                else:
+                    runner.begin(batch)
             case _Advance(num_layers):
                 runner.advance(num_layers)
             case _Compact(counts):
@@ -227,7 +303,7 @@ def follow(runner: Runner, group: RankGroup, adapters: AdapterStore | None = Non
                 assert adapters is not None, "adapters are dropped where requests have some"
                 adapters.drop_adapter(digest)
             case _Compare():
-                group.gather(runner.checksum())
+                group.gather(runner.checksum().cpu())
             case _Beat():
                 group.all_reduce(torch.zeros(1))
             case _End():

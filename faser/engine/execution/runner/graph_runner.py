@@ -10,7 +10,7 @@ stays on the processors that it was captured for. The backend's current lane sel
 graphs every step runs eagerly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class GraphRunner(Runner):
     """Runner that replays CUDA graphs. Captures them when constructed; calls report with (stage, done, total).
 
     max_logit_rows: most rows whose logits are computed at once. drafts: whether the model drafts, so that
-    draft samplers are captured too. lane_captures: for each lane that the runner may run on.
+    draft samplers are captured too. samples: None is captured where another rank samples. lane_captures: for each
+    lane that the runner may run on. before_capture: is given the name of what is captured next.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class GraphRunner(Runner):
         sizes: GraphSizes,
         max_logit_rows: int,
         drafts: bool = False,
+        samples: bool = True,
         lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         states: StateShape | None = None,
         report: ProgressCallback,
+        before_capture: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(decoder, backend, kv, token_sampler, states)
         self._state_inputs = None
@@ -81,13 +84,13 @@ class GraphRunner(Runner):
             state_inputs=self._state_inputs,
             adapters=backend.adapters if decoder.adapts else None,
         )
-        whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
+        whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows, samples=samples)
         lanes: dict[DeviceLane | None, StepGraphs] = {
             lane: StepGraphs(parts, each, sizes, max_logit_rows=max_logit_rows)
             for lane, each in (lane_captures or {}).items()
         }
-        _capture([(None, whole)], drafts, STAGE, report)
-        _capture([*lanes.items()], drafts, LANES_STAGE, report)
+        _capture([(None, whole)], drafts, STAGE, report, before_capture)
+        _capture([*lanes.items()], drafts, LANES_STAGE, report, before_capture)
         self._graphs_by_lane = {None: whole, **lanes}
         self._no_graphs = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)  # of another lane
         if drafts and (plan := whole.smallest_plan) is not None:
@@ -222,6 +225,7 @@ def _capture(
     drafts: bool,
     stage: str,
     report: ProgressCallback,
+    before: Callable[[str], None],
 ) -> None:
     """Capture one set after the other: torch sets cuBLAS's processor count of a lane for the whole process.
 
@@ -235,7 +239,7 @@ def _capture(
 
     for lane, each in sets:
         try:
-            each.capture_all(drafts, progress)
+            each.capture_all(drafts, progress, before)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

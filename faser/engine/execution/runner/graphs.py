@@ -138,11 +138,19 @@ class StepGraphs:
     """The graphs of one lane; before `capture_all` there are none, and no step fits one.
 
     capture: of this lane, used by nothing else. max_logit_rows: most rows whose logits are computed at once.
+    samples: whether the runner samples tokens.
     """
 
     def __init__(
-        self, parts: GraphParts, capture: GraphCapture, sizes: GraphSizes, *, max_logit_rows: int
+        self,
+        parts: GraphParts,
+        capture: GraphCapture,
+        sizes: GraphSizes,
+        *,
+        max_logit_rows: int,
+        samples: bool = True,
     ) -> None:
+        self._samples = samples
         self._parts = parts
         self._capture = capture
         self._sizes = sizes
@@ -172,7 +180,7 @@ class StepGraphs:
 
     def num_expected(self, drafts: bool) -> int:
         """The number of graphs after `capture_all`."""
-        samplers = len(ALL_FLAGS) * (1 + drafts)
+        samplers = len(ALL_FLAGS) * (1 + drafts) if self._samples else 0
         backbones = len(self._sizes.batch_sizes) * (1 + (self._parts.adapters is not None))
         return backbones + len(self._logit_sizes) * (1 + samplers)
 
@@ -207,15 +215,21 @@ class StepGraphs:
     def draft_sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
         return self._draft_samplers.get((next_size(self._logit_sizes, num_rows), flags))
 
-    def capture_all(self, drafts: bool, progress: Callable[[], None]) -> None:
-        """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
+    def capture_all(self, drafts: bool, progress: Callable[[], None], before: Callable[[str], None]) -> None:
+        """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between.
+
+        before: is given the name of what is captured next.
+        """
         for batch_size in reversed(self._sizes.batch_sizes):
+            before(f"the graph of {batch_size}")
             self._backbones[batch_size] = self._capture_backbone(batch_size)
             progress()
         for batch_size in reversed(self._sizes.batch_sizes if self._parts.adapters is not None else ()):
+            before(f"the graph with adapters of {batch_size}")
             self._adapted[batch_size] = self._capture_backbone(batch_size, self._parts.adapters)
             progress()
         for size in reversed(self._logit_sizes):
+            before(f"the LM head of {size} rows")
             self._capture_heads(size, drafts)
             progress()
 
@@ -246,7 +260,7 @@ class StepGraphs:
         decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
         rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
         self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
-        for flags in ALL_FLAGS:
+        for flags in ALL_FLAGS if self._samples else ():
             self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
             if drafts:
                 self._draft_samplers[size, flags] = self._captured(partial(token_sampler.run_draft, logits, flags))

@@ -109,6 +109,10 @@ class Runner(CachedRunner):
         return self._decoder.spec.vocab_size
 
     @property
+    def token_sampler(self) -> TokenSampler:
+        return self._token_sampler
+
+    @property
     def most_graph_rows(self) -> int | None:
         """Rows of the largest step that has a CUDA graph; None: the runner replays none."""
         return None

@@ -11,7 +11,7 @@ import torch
 
 from faser.config.declaration import Label, find_problems, flag_label, settings_of
 from faser.config.engine import EngineConfig, gpu_defaults
-from faser.config.environment import cuda_environment
+from faser.config.environment import cuda_environment, ranks_here
 from faser.engine.execution.models.layers import attention_shape
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
@@ -60,6 +60,8 @@ def resolve_device(
             _log.warning("computing on the CPU, though there is a GPU: %s", missing)
     elif config.on_gpu:
         device = str(open_cuda(device, facts))
+    if device != "cpu":
+        _check_gpus(config.tensor_parallel_size, device, len(facts.capabilities))
     if device != "cpu" and backend == "auto":
         backend = "flashinfer"
     found = {each.name: getattr(config, each.name) for each in settings_of(EngineConfig)}
@@ -76,6 +78,23 @@ def resolve_device(
     for name in resolved.without_effect:
         _log.warning("%s has no effect on a CPU", flag_label(name))
     return resolved
+
+
+def _check_gpus(size: int, device: str, count: int) -> None:
+    """Raises ConfigError where there are too few GPUs for the ranks. device: of the first rank of this machine."""
+    here, first = ranks_here(size), int(device.partition(":")[2] or 0)
+    if size > 1 and first + here > count:
+        these = "one each" if first == 0 else f"one each from {device} on"
+        raise ConfigError(
+            f"{flag_label('tensor_parallel_size')} is {size}; the {here} ranks on this machine need {here} GPUs, "
+            f"{these}, and CUDA shows {count} (CUDA_VISIBLE_DEVICES may hide others); --device cpu needs none"
+        )
+
+
+def device_of_rank(device: str, local: int) -> str:
+    """Return the device of a rank. device: of the first rank of this machine. local: its number there."""
+    kind, _, first = device.partition(":")
+    return device if kind == "cpu" else f"{kind}:{int(first or 0) + local}"
 
 
 def _memory_bytes(facts: CudaFacts, device: str) -> int:
@@ -161,7 +180,7 @@ def _remedy(missing: Sequence[Module], arch: str) -> str:
 
 def _attention(model: CachedModel) -> set[Attention]:
     """The kinds of attention among a model's layers."""
-    return {_kind(model, attention_shape(each)) for each in set(model.spec.attentions)}
+    return {_kind(model, attention_shape(each)) for each in set(model.computed.attentions)}
 
 
 def _kind(model: CachedModel, shape: AttentionShape) -> Attention:

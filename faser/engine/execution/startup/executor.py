@@ -6,8 +6,9 @@ uses them.
 
 import contextlib
 import gc
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +75,8 @@ from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.mixers import CHUNK
 from faser.types.engine import ModelInfo, ProgressCallback
+
+_log = logging.getLogger("faser.engine")
 
 WrapDrafter = Callable[[Drafter], Drafter]
 
@@ -176,7 +179,7 @@ def _load_parts(
         report=report,
     )
     backend = engine_backend(config, report)
-    ranks = make_ranks(config, directory)
+    ranks = make_ranks(config, directory, backend.device)
     undo.callback(ranks.close)
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()
@@ -184,6 +187,7 @@ def _load_parts(
     _check_kernels(files, backend, report)
     draft_models = [each for each in drafting if isinstance(each, LoadedModel)]
     lanes = make_lanes(config, backend, next((each.backend for each in draft_models), None), partition)
+    ranks.meet()
     on = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
@@ -193,7 +197,8 @@ def _load_parts(
         budget = profile_memory(config, [target, *draft_models], memory, free_bytes, on, heads)
     text_bytes = text_index_bytes(config, target.files.max_positions)
     shapes = kv_shapes(config, files, target.files.max_positions, budget, text_bytes)
-    ranks.meet(shapes[0].num_blocks)
+    num_blocks = ranks.least_blocks(shapes[0].num_blocks)
+    shapes = [replace(each, num_blocks=num_blocks) for each in shapes]
     start = partial(start_models, config, target, drafting, shapes, report, group=ranks.group)
     if lanes is None or memory is None:
         started, started_drafting = start(on=on)
@@ -262,12 +267,17 @@ def find_ngram_model(
 
 def engine_backend(config: EngineConfig, report: ProgressCallback) -> Backend:
     report("preparing kernels", 0, 0)
+    has_ranks = config.tensor_parallel_size > 1
+    if has_ranks and config.on_gpu:
+        # Ranks whose routers were rounded by different kernels would choose different experts.
+        _log.info("ranks: kernels are not chosen by measurement, so that all ranks compute with the same ones")
     backend = make_backend(
         config.backend,
         config.device,
         num_threads=config.threads,
         cache_dir=cache_dir() / "kernels",
         progress=report,
+        measures=not has_ranks,
     )
     if backend.name == "native":
         # The native backend's own threads pack and compute. Torch's would only copy and sample, and wait for each

@@ -15,6 +15,7 @@ from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, DRAFTERS, MTP
 from faser.engine.checkpoints.assistant import assistant_spec
 from faser.engine.checkpoints.blocks import BlockSpec, block_method, read_block_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.files import ModelConfig, read_model_config
 from faser.engine.checkpoints.heads import (
     EAGLE3,
@@ -94,11 +95,14 @@ def find_models(
     return config, models
 
 
-def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
-    """The model that is served. Raises ConfigError if the ranks that are asked for cannot share it."""
-    model = read_model_config(directory)
+def target_files(config: EngineConfig, directory: Path, rank: int = 0) -> ModelFiles:
+    """The model that is served, of which this rank holds its part.
+
+    Raises ConfigError if the ranks that are asked for cannot share it.
+    """
+    model, local = read_model_config(directory), None
     if config.tensor_parallel_size > 1:
-        local_spec(model.spec, Shard(rank=0, size=config.tensor_parallel_size))
+        local = local_spec(model.spec, Shard(rank=rank, size=config.tensor_parallel_size))
     return _files(
         config,
         ModelRole.TARGET,
@@ -106,6 +110,7 @@ def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
         model,
         max_positions=context_len(config, model),
         max_logit_rows=config.max_logit_rows,
+        local=local if config.on_gpu else None,
     )
 
 
@@ -219,6 +224,7 @@ def _files(
     *,
     max_positions: int,
     max_logit_rows: int,
+    local: DecoderSpec | None = None,
 ) -> ModelFiles:
     dtype = compute_dtype(config, model)
     return ModelFiles(
@@ -228,6 +234,7 @@ def _files(
         spec=model.spec,
         dtype=dtype,
         kv_dtype=kv_cache_dtype(config, dtype),
+        local=local,
         max_positions=max_positions,
         max_logit_rows=max_logit_rows,
     )

@@ -21,6 +21,7 @@ from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.mixers import StateShape
 from faser.machine import available_memory
+from faser.optional import or_else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +113,19 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class CachedModel:
     """A model with a KV cache.
 
-    dtype: of activations. kv_dtype: of stored keys and values; see kv_cache_dtype.
+    dtype: of activations. kv_dtype: of stored keys and values; see kv_cache_dtype. local: the part of spec that
+    this rank's device computes; None: all of it, or ranks share the memory of a CPU.
     """
 
     spec: DecoderSpec
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    local: DecoderSpec | None = None
+
+    @property
+    def computed(self) -> DecoderSpec:
+        """Return the layers of this device."""
+        return or_else(self.local, self.spec)
 
 
 def context_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -322,6 +330,8 @@ def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: 
 
 def cache_shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
     return [
-        KvShape(heads=each.spec.kv_heads, num_blocks=num_blocks, block_size=config.block_size, dtype=each.kv_dtype)
+        KvShape(
+            heads=each.computed.kv_heads, num_blocks=num_blocks, block_size=config.block_size, dtype=each.kv_dtype
+        )
         for each in models
     ]

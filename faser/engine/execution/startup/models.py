@@ -39,7 +39,7 @@ from faser.engine.execution.models.sources import QUANTIZATIONS
 from faser.engine.execution.models.weights import ByteProgress, WeightSource
 from faser.engine.execution.overlap.lanes import DeviceLanes
 from faser.engine.execution.ranks.group import RankGroup
-from faser.engine.execution.ranks.relay import LeadingRunner
+from faser.engine.execution.ranks.relay import LeadingGraphRunner, LeadingRunner, capture_alike
 from faser.engine.execution.runner.graph_runner import STAGE, GraphRunner
 from faser.engine.execution.runner.graph_sizes import GraphSizes
 from faser.engine.execution.runner.model import RunnableModel
@@ -183,7 +183,7 @@ def load_model(
         state_layers=state_layers,
         progress=lambda done, total: report(stage, done, total),
         shard=None if group is None else Shard(rank=group.rank, size=group.size),
-        ranks=group,
+        ranks=None if group is None else group.collectives,
         adapters=AdapterSizes(slots=config.max_loras, max_rank=config.max_lora_rank) if adapts else None,
     )
     return LoadedModel(files=files, decoder=decoder, backend=backend)
@@ -224,12 +224,8 @@ def _start_model(
     lanes: Sequence[DeviceLane],
     group: RankGroup | None = None,
 ) -> EngineModel:
-    if group is None:
-        runner = make_runner(config, model, kv, report, lanes)
-    else:
-        backend, kv = model.backend, replace(kv, heads=model.decoder.spec.kv_heads)
-        sampler = HostTokenSampler(or_else(backend.sampling_kernels, TORCH_SAMPLING))
-        runner = LeadingRunner(model.decoder, backend, kv, sampler, group)
+    kv = replace(kv, heads=model.decoder.spec.kv_heads)
+    runner = make_runner(config, model, kv, report, lanes, group=group)
     return EngineModel(files=model.files, decoder=model.decoder, backend=model.backend, kv=kv, runner=runner)
 
 
@@ -240,12 +236,42 @@ def make_runner(
     report: ProgressCallback,
     device_lanes: Sequence[DeviceLane] = (),
     decoder: RunnableModel | None = None,
+    group: RankGroup | None = None,
 ) -> Runner:
     """With CUDA graphs where the device can replay them and the config does not forbid it.
 
     device_lanes: those that it computes on while another model's runner computes on the rest of the device.
-    decoder: a head's; None: the model's.
+    decoder: a head's; None: the model's. group: ranks that share the model and make their runners too; the first
+    one's leads the others. Raises EngineError where they capture different graphs, or one cannot.
     """
+    if group is None:
+        return _make_runner(config, model, kv, report, device_lanes, decoder)
+    kinds = (Runner, GraphRunner) if group.rank else (LeadingRunner, LeadingGraphRunner)
+    runner = capture_alike(
+        group,
+        lambda before: _make_runner(
+            config, model, kv, report, (), decoder, kinds=kinds, samples=not group.rank, before_capture=before
+        ),
+    )
+    if isinstance(runner, LeadingRunner):
+        runner.lead(group)
+    return runner
+
+
+def _make_runner(
+    config: EngineConfig,
+    model: LoadedModel | LoadedHead,
+    kv: KvShape,
+    report: ProgressCallback,
+    device_lanes: Sequence[DeviceLane],
+    decoder: RunnableModel | None,
+    *,
+    kinds: tuple[type[Runner], type[GraphRunner]] = (Runner, GraphRunner),
+    samples: bool = True,
+    before_capture: Callable[[str], None] = lambda _: None,
+) -> Runner:
+    """kinds: of a runner without and with graphs. samples, before_capture: see GraphRunner."""
+    plain, with_graphs = kinds
     if decoder is None:
         assert isinstance(model, LoadedModel)
         decoder = model.decoder
@@ -254,12 +280,12 @@ def make_runner(
     states = state_shape(config, model.files)
     if capture is None or kernels is None:
         sampler = HostTokenSampler(or_else(backend.sampling_kernels, TORCH_SAMPLING))
-        return Runner(decoder, backend, kv, sampler, states=states)
+        return plain(decoder, backend, kv, sampler, states=states)
     device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
-        return Runner(decoder, backend, kv, device_sampler, states=states)
+        return plain(decoder, backend, kv, device_sampler, states=states)
     reserve_workspace(config, model)
-    return GraphRunner(
+    return with_graphs(
         decoder,
         backend,
         kv,
@@ -268,11 +294,13 @@ def make_runner(
         sizes=_graph_sizes(config, model),
         max_logit_rows=most,
         drafts=model.files.role is not ModelRole.TARGET,
+        samples=samples,
         lane_captures={
             each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
         },
         states=states,
         report=lambda stage, done, total: report(f"{stage} of the {model.files.role.value}", done, total),
+        before_capture=before_capture,
     )
 
 
@@ -280,7 +308,7 @@ def reserve_workspace(config: EngineConfig, model: LoadedModel | LoadedHead) -> 
     """Have attention's workspace made as large as the model's CUDA graphs will need it. Idempotent."""
     capture = model.backend.graph_capture
     if capture is not None and config.records_steps:
-        for shape in {attention_shape(each) for each in model.files.spec.attentions}:
+        for shape in {attention_shape(each) for each in model.files.computed.attentions}:
             capture.reserve(shape, _graph_sizes(config, model).batch_sizes)
 
 
@@ -290,7 +318,7 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, 
         return 0
     if not config.records_steps:
         return num_device_lanes * LANE_BYTES
-    num_kinds = len({attention_shape(each) for each in model.files.spec.attentions})
+    num_kinds = len({attention_shape(each) for each in model.files.computed.attentions})
     sizes = _graph_sizes(config, model)
     if isinstance(model, LoadedHead) and isinstance(model.head, BlockModel):
         num_graphs = 2 * len(sizes.rows) + num_walks(model.head, sizes.rows, config.max_num_seqs)
@@ -306,7 +334,9 @@ def expected_graph_bytes(config: EngineConfig, model: LoadedModel | LoadedHead, 
 
 def _graph_sizes(config: EngineConfig, model: LoadedModel | LoadedHead) -> GraphSizes:
     files, capture = model.files, model.backend.graph_capture
-    tiles = [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.spec.attentions]
+    tiles = (
+        [] if capture is None else [capture.tile_rows(attention_shape(each)) for each in files.computed.attentions]
+    )
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
     # A draft's first pass also stores the tokens that followed the last draft: a row or two per sequence of a
     # draft model; of a head, which reads the states of all accepted tokens, as many rows as were verified.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.checkpoints.test_families import CASES, Case
 from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, load, prompt
+from tests.kernels.cuda.fake_graph import fake_backend
 
 
 class ThreadRanks:
@@ -60,6 +62,9 @@ class _OneRank:
     def gather(self, part: Tensor) -> list[Tensor] | None:
         found = self._ranks.exchange(self._rank, part)
         return None if self._rank else found
+
+    def broadcast(self, x: Tensor) -> None:
+        x.copy_(self._ranks.exchange(self._rank, x)[0])
 
 
 def on_ranks(
@@ -142,6 +147,27 @@ def test_low_bit_products_are_divided_between_blocks(kind: str, tmp_path: Path, 
     exact = some_logits(load(path, quantization="none"))
     first, *_ = on_ranks(path, 2, some_logits, dtype=torch.float32, backend=native, quantization=quantization)
     assert (first - exact).norm() < 1.3 * (whole - exact).norm() < exact.norm()
+
+
+@pytest.mark.parametrize("kind", ["int4", "mixture"])
+def test_ranks_on_gpus_multiply_codes_and_experts_of_their_parts(kind: str, tmp_path: Path) -> None:
+    """On emulated devices, in bfloat16: as near to the float64 logits of the same weights as one device is."""
+    fields: dict[str, Any] = {
+        "head_dim": 64,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    if kind == "mixture":
+        fields |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    write_family_model(tmp_path, "qwen3" if kind == "int4" else "qwen3_moe", fields | {"intermediate_size": 256})
+    quantization = "int4" if kind == "int4" else None
+    whole = some_logits(load(tmp_path, dtype=torch.bfloat16, backend=fake_backend(), quantization=quantization))
+    exact = some_logits(load(tmp_path, dtype=torch.float64, quantization="none"))
+    first, *_ = on_ranks(
+        tmp_path, 2, some_logits, dtype=torch.bfloat16, backend=fake_backend, quantization=quantization
+    )
+    assert (first - exact).norm() < 1.3 * (whole - exact).norm() < 0.5 * exact.norm()
 
 
 def attention(num_heads: int, num_kv_heads: int) -> AttentionSpec:

@@ -36,6 +36,7 @@ def on_ranks(size: int, work: Work, *, secrets: dict[int, bytes] | None = None) 
             group = RankGroup(rank, size, store_of(meeting), secret=secrets[rank], answer_s=1.0)
         try:
             group.connect()
+            group.begin()
             found[rank] = work(group)
         except EngineError as error:
             found[rank] = error
@@ -103,6 +104,33 @@ def test_all_collectives_give_every_rank_its_part() -> None:
     assert others == [([6.0] * 5, None, b"short", message)] * 2
 
 
+def test_ranks_agree_on_what_is_next_and_on_the_least_number() -> None:
+    """Bugs seen caught: a rank that cannot is not counted; the largest number; what is next is not compared."""
+
+    def work(group: RankGroup) -> object:
+        fed = torch.full((3,), group.rank)
+        group.broadcast(fed)
+        found: list[object] = [fed.tolist(), group.least(7 - group.rank)]
+        group.agree("the graph of 8 rows")
+        for what, problem in (
+            ("the graph of 4 rows", "no memory" if group.rank == 1 else ""),
+            (str(group.rank), ""),
+        ):
+            try:
+                group.agree(what, problem)
+            except EngineError as error:
+                found.append(str(error))
+        return found
+
+    for rank, found in enumerate(on_ranks(3, work)):
+        assert found == [
+            [0, 0, 0],
+            5,
+            "rank 1 of the tensor-parallel model has failed at its start; see the log",
+            f"the ranks of the tensor-parallel model do not start alike; here {rank} was next",
+        ]
+
+
 def test_the_rank_that_does_not_come_to_a_sum_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Its process answers, its computation does not go on. Gloo's words are for the log alone."""
     over = threading.Event()
@@ -131,6 +159,7 @@ def test_a_rank_that_was_stopped_while_it_held_the_store_is_named_all_the_same()
     thread = threading.Thread(target=other.connect)
     thread.start()
     group.connect()
+    group.begin()
     thread.join(30)
     with open(f"/proc/self/fd/{meeting}", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

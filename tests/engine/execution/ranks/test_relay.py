@@ -7,6 +7,7 @@ rank does not drop; logits of other rows there.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -24,7 +25,7 @@ from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.ranks import relay
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.ranks.relay import LeadingRunner, follow
-from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.batch import BlockTable, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.kernels import TorchSamplingKernels
 from faser.engine.execution.sampling.tokens import HostTokenSampler
@@ -49,6 +50,7 @@ class QueueGroup:
         self.all_reduce: Callable[[Tensor], Tensor] = own.all_reduce
         self.gather: Callable[[Tensor], list[Tensor] | None] = own.gather
         self.tell, self.hear = told.put, told.get
+        self.collectives = self
         self.leave = self.notes.__setitem__
 
     def find(self, name: str) -> str:
@@ -79,7 +81,9 @@ def runner_over(decoder: Decoder, group: RankGroup) -> Runner:
     kv = KvShape(heads=decoder.spec.kv_heads, num_blocks=SLOTS * BLOCKS, block_size=16, dtype=torch.float64)
     if group.rank:
         return Runner(decoder, backend, kv)
-    return LeadingRunner(decoder, backend, kv, HostTokenSampler(TorchSamplingKernels()), group)
+    runner = LeadingRunner(decoder, backend, kv, HostTokenSampler(TorchSamplingKernels()))
+    runner.lead(group)
+    return runner
 
 
 def drive(runner: Runner, steps: int, adapters: Sequence[int] = (NO_ADAPTER,) * SLOTS) -> list[Tensor]:
@@ -144,6 +148,25 @@ def test_the_other_rank_does_what_the_first_does(tiny_checkpoint: Path) -> None:
     found = on_two_ranks(tiny_checkpoint, lambda runner: drive(runner, 20))
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_tokens_that_were_sampled_on_the_host_reach_the_other_rank(tiny_checkpoint: Path) -> None:
+    """As on a GPU without FlashInfer. Oracle: the same tokens, known. Bug seen caught: those of the plan."""
+
+    def drive_fed(runner: Runner, *, feeds: bool) -> list[Tensor]:
+        table, token_ids = BlockTable(1, BLOCKS), np.array([5, 0, 9], dtype=np.int64)
+        table.append(0, tuple(range(BLOCKS)))
+        known = np.array([5, 7, 9], dtype=np.int64)
+        starts, counts = np.array([0], dtype=np.int32), np.array([3], dtype=np.int32)
+        batch = table.lay_out([0], starts, counts, known)
+        if feeds:
+            feedback = TokenFeedback(tokens=torch.tensor([3, 7]), rows=np.array([1]), sources=np.array([1]))
+            batch = replace(batch, token_ids=torch.from_numpy(token_ids), feedback=feedback)
+        runner.forward(batch)
+        return [runner.logits(batch.last_rows).clone()]
+
+    wanted = on_two_ranks(tiny_checkpoint, lambda runner: drive_fed(runner, feeds=False))
+    assert torch.equal(*wanted, *on_two_ranks(tiny_checkpoint, lambda runner: drive_fed(runner, feeds=True)))
 
 
 def test_a_rank_that_computes_other_numbers_is_found(

@@ -12,7 +12,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.families import decoder_spec
-from faser.engine.execution.startup.device import auto_device, check_kernels, resolve_device
+from faser.engine.execution.startup.device import auto_device, check_kernels, device_of_rank, resolve_device
 from faser.engine.execution.startup.memory import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts
@@ -165,6 +165,18 @@ def test_a_device_is_chosen_and_its_backend(
     assert resolved(facts, {"device": found.device, "backend": found.backend}) == found
 
 
+def test_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun those of its machine count. Bug seen caught: the GPUs of all ranks on each machine."""
+    found = resolved(HOPPER, {"tensor_parallel_size": 2})
+    assert (found.device, found.schedules_async) == ("cuda:0", True)
+    assert [device_of_rank(found.device, local) for local in range(2)] == ["cuda:0", "cuda:1"]
+    assert device_of_rank("cuda:3", 2) == "cuda:5"
+    assert device_of_rank("cpu", 2) == "cpu"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert resolved(HOPPER, {"tensor_parallel_size": 8}).device == "cuda:0"
+
+
 def test_the_cpu_computes_where_the_gpu_cannot_and_the_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="faser.engine"):
         assert resolved(OLD, {}).device == "cpu"
@@ -190,6 +202,21 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
             "^--backend is flashinfer, which computes on GPUs; torch finds no CUDA device",
         ),
         (HOPPER, {"device": "cuda:2"}, "^--device is cuda:2; this machine has 2 CUDA devices"),
+        (
+            HOPPER,
+            {"tensor_parallel_size": 4},
+            "^--tensor-parallel-size is 4; the 4 ranks on this machine need 4 GPUs, one each, and CUDA shows 2 ",
+        ),
+        (
+            HOPPER,
+            {"device": "cuda:1", "tensor_parallel_size": 2},
+            "is 2; the 2 ranks on this machine need 2 GPUs, one each from cuda:1 on, and CUDA shows 2 ",
+        ),
+        (
+            NO_GPU,
+            {"async_scheduling": True, "tensor_parallel_size": 2},
+            "--async-scheduling on a CPU needs a model in one process$",
+        ),
         (
             NO_GPU,
             {"spec_partition": "sm"},

@@ -7,18 +7,20 @@ failed start; a warning for as many ranks as cores.
 import logging
 import os
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.startup.files import find_models
-from faser.engine.execution.startup.leader import Ranks, warn_of_few_cores
-from faser.errors import ConfigError, ModelError
+from faser.engine.execution.startup.leader import Ranks, warn_of_few_cores, watch
+from faser.errors import ConfigError, EngineError, ModelError
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.test_gemma4_engine import FIELDS as GEMMA4
 from tests.engine.test_states_engine import FIELDS as STATES
@@ -89,9 +91,23 @@ def test_ranks_that_cannot_be_started_are_refused(tiny_checkpoint: Path, spare: 
         with pytest.raises(
             ConfigError, match=r"(rank 1 cannot be started|no file to meet at): .*Too many open files"
         ):
-            Ranks(config_of(tiny_checkpoint, 2), tiny_checkpoint)
+            Ranks(config_of(tiny_checkpoint, 2), tiny_checkpoint, torch.device("cpu"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("finds_out", [True, False])
+def test_a_process_whose_gpu_waits_for_an_ended_rank_ends(finds_out: bool) -> None:
+    """Bugs seen caught: no end; an end although the engine has raised its error."""
+    closed, statuses = threading.Event(), list[int]()
+
+    def check() -> None:
+        if finds_out:
+            closed.set()
+        raise EngineError("rank 1 of the tensor-parallel model has ended (signal 9)")
+
+    watch(check, closed, statuses.append, every_s=0.01, grace_s=0.01)
+    assert statuses == ([] if finds_out else [1])
 
 
 @pytest.mark.parametrize("ranks, warned", [(4, False), (5, True)])

@@ -241,7 +241,8 @@ class FakeWrapper:
         # What is not given defaults to float16, as in the real one.
         dtype = given.get("q_data_type", torch.float16)
         kv_dtype = given.get("kv_data_type", dtype)
-        assert dtype in (torch.bfloat16, torch.float16), "fa2 has no products of 8-bit queries"
+        dtypes = (torch.bfloat16, torch.float16, torch.float32)  # float32: of tests that compare tokens of ranks
+        assert dtype in dtypes, "fa2 has no products of 8-bit queries"
         assert kv_dtype in (dtype, torch.float8_e4m3fn), (dtype, kv_dtype)
         head_dim = given["head_dim_qk"] if "head_dim_qk" in given else given["head_dim"]
         self.static = Static(
