@@ -62,7 +62,7 @@ def ask(url: str, answers: list[str]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.full(but=("15", "1"))
+@pytest.mark.full(but=("15",))
 def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: signal.Signals) -> None:
     answers: list[str] = []
     with server("ready") as (process, url):
@@ -107,7 +107,7 @@ def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
         (signal.SIGINT, signal.SIGTERM),
     ],
 )
-@pytest.mark.full(but=("2-2", "15-15"))
+@pytest.mark.full(but=("2-2",))
 def test_a_second_signal_quits_at_once(first: signal.Signals, second: signal.Signals) -> None:
     with server("slow", 60) as (process, url):
         assert line(process) == "ready"

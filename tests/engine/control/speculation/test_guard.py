@@ -100,6 +100,7 @@ class World:
 @pytest.mark.parametrize("gain", [0.9, 0.96, 1.06, 1.3, 2.5])
 @pytest.mark.parametrize("num_sequences", [1, 4, 32])
 @pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.full(but=("0-1-0.9", "2-4-0.96", "0-32-1.06", "2-1-1.3", "0-4-2.5", "2-32-1.3"))
 def test_the_better_side_gets_nearly_all_steps(gain: float, num_sequences: int, late: int) -> None:
     """Half a minute from a start without any knowledge; oracle: only steps of the better side."""
     worlds = [

@@ -147,6 +147,7 @@ def test_a_mixed_batch_gives_every_row_the_token_of_the_plain_computation(seed: 
         SamplingParams(temperature=0.8, logit_bias=((3, 2.0),), repetition_penalty=1.5, top_p=0.95),
     ],
 )
+@pytest.mark.full(but=("sampling0", "sampling4", "sampling5"))
 def test_many_tokens_follow_the_enumerated_distribution(sampling: SamplingParams) -> None:
     """Chi-square over 200,000 positions of one request; a fourth standard deviation is luck of 1 in 30,000."""
     num_draws, vocab_size = 200_000, 16
