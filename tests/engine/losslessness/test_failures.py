@@ -198,6 +198,9 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.full(
+    but=("bad_words-0.0", "bad_words and a bias-0.9", "grammar-0.9", "grammar that a bad word ends-0.0")
+)
 def test_tokens_before_limits_that_leave_none_are_those_without_speculation(
     healthy: tuple[Path, Path], limit: str, temperature: float
 ) -> None:

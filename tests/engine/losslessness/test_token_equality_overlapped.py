@@ -70,7 +70,7 @@ def mode_steps(engine: Engine) -> dict[str, int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.full(but=("coupled-0.9", "greedy-0.0"))
+@pytest.mark.full(but=("coupled-0.9",))
 def test_tokens_are_those_without_speculation(
     checkpoints: tuple[Path, Path],
     name: str,

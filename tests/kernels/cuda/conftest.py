@@ -38,7 +38,7 @@ def _dtype(of: Any) -> np.dtype[Any]:
     return _dtypes[of.name]
 
 
-interpreter._patch_lang = lambda kernel: _prepare(_PATCHED)
+interpreter._patch_lang = lambda _: _prepare(_PATCHED)
 interpreter._patch_builtin = _patch_builtin
 interpreter._get_np_dtype = _dtype
 interpreter.InterpretedFunction.__call__ = _call

@@ -388,6 +388,7 @@ def test_steps_with_prompts_are_a_load_of_their_own() -> None:
 
 @pytest.mark.parametrize("gain", [0.93, 1.0, 1.07, 1.3])
 @pytest.mark.parametrize("num_sequences", [1, 16])
+@pytest.mark.full(but=("1-0.93", "16-1.0", "1-1.07", "16-1.3"))
 def test_the_bound_on_what_drafts_have_cost_holds(gain: float, num_sequences: int, full: bool) -> None:
     """At every moment of a run; oracle: seconds that the steps with drafts saved, by the world's own rule."""
     runs, broken, width = 200 if full else 25, 0, 0.0

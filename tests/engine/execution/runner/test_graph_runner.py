@@ -196,6 +196,7 @@ def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.full(but=("0", "3"))
 def test_random_steps_give_what_eager_ones_give(
     checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, seed: int
 ) -> None:
