@@ -64,7 +64,6 @@ def _is_longer(item: pytest.Item) -> bool:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector look through what tests make alone: modules and 16,000 tests took it a second."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
 

@@ -120,6 +120,17 @@ def failing(
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.full(
+    but=(
+        "greedy-text",
+        "sampled-coupled",
+        "scored-pruned",
+        "penalties-overlapped",
+        "scored-text",
+        "greedy-overlapped",
+        "penalties-coupled",
+    )
+)
 def test_tokens_before_logits_that_are_no_numbers_are_those_without_speculation(
     poisoned: tuple[Path, Path], failing: tuple[list[Request], Endings], drafter: str
 ) -> None:

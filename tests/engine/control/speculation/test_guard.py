@@ -173,6 +173,7 @@ def test_a_batch_that_grows_counts_for_neither_side() -> None:
 
 
 @pytest.mark.parametrize("gain", [0.93, 1.1])
+@pytest.mark.full(but=("1.1",))
 def test_programs_beside_this_one_count_for_neither_side(gain: float) -> None:
     """They take half of the machine now and then, for a second or for ten."""
     efficiencies = []

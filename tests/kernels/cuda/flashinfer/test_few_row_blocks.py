@@ -66,6 +66,7 @@ def test_a_layer_in_8_bits_is_near_that_of_float64(rows: int, in_8_bits: str, ha
 
 
 @pytest.mark.parametrize("way", ["separate", "16 outputs"])
+@pytest.mark.full(but=("16 outputs",))
 def test_a_layer_with_scales_of_blocks_is_near_that_of_float64(way: str) -> None:
     """Rows stay in 16 bits in every way, and in a step of more rows."""
     chosen = Chosen(way, "tiles")
