@@ -193,13 +193,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"engine": {"dtype": "int4"}}, "/engine/dtype"),
     "weights": ({"engine": {"quantization": "int3"}}, "/engine/quantization"),
     "kv type": ({"engine": {"kvCacheDtype": "int4"}}, "/engine/kvCacheDtype"),
-    "int4 on a GPU": (
-        {"engine": {"device": "cuda:0", "quantization": "int4"}},
-        "engine.quantization is int4, which needs engine.device cpu, and engine.device is cuda:0; use fp8",
-    ),
     "fp8 on a CPU": (
         {"engine": {"device": "cpu", "quantization": "fp8"}},
-        "engine.quantization is fp8, which needs engine.device cuda, and engine.device is cpu; use gguf",
+        "engine.quantization is fp8, which needs engine.device cuda, and engine.device is cpu; use int4 or int8",
     ),
     "int8 keys on a GPU": (
         {"engine": {"device": "cuda", "kvCacheDtype": "int8"}},

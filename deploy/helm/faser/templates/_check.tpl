@@ -47,15 +47,15 @@
 {{- define "faser.checkTypes" -}}
 {{- $device := .Values.engine.device | trimSuffix (regexFind ":[0-9]+$" .Values.engine.device) -}}
 {{- $homes := dict
-  "quantization" (dict "fp8" "cuda")
+  "quantization" (dict "fp8" "cuda" "int8" "any" "int4" "any")
   "kvCacheDtype" (dict "fp8" "cuda" "int8" "cpu") -}}
 {{- if and (has $device (list "cpu" "cuda")) (not (regexMatch "--backend[= ]torch" (join " " .Values.engine.extraArgs))) -}}
 {{- range $name, $home := $homes -}}
 {{- $type := get $.Values.engine $name -}}
 {{- $needed := get $home $type | default $device -}}
-{{- if ne $needed $device -}}
+{{- if not (has $needed (list $device "any")) -}}
 {{- $allowed := list -}}
-{{- range $each, $on := $home -}}{{- if eq $on $device -}}{{- $allowed = append $allowed $each -}}{{- end -}}{{- end -}}
+{{- range $each, $on := $home -}}{{- if has $on (list $device "any") -}}{{- $allowed = append $allowed $each -}}{{- end -}}{{- end -}}
 {{- fail (printf "engine.%s is %s, which needs engine.device %s, and engine.device is %s; use %s, or leave it empty" $name $type $needed $.Values.engine.device (join " or " (sortAlpha $allowed))) -}}
 {{- end -}}
 {{- end -}}
