@@ -140,6 +140,7 @@ def test_a_killed_server_leaves_no_compiler_and_no_files(
         end(server)
 
 
+@pytest.mark.full
 def test_a_cache_that_is_read_only_is_one_line(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """The model is here; what cannot be kept are the compiled kernels."""
     with read_only(tmp_path / "disk") as disk:

@@ -82,6 +82,7 @@ def test_where_past_answers_are_shared_a_trace_is_refused(tiny_checkpoint: Path,
         attacked(tiny_checkpoint, trace=True, **settings)
 
 
+@pytest.mark.full
 def test_a_shared_cache_is_used_though_answers_do_not_show_it(tiny_checkpoint: Path) -> None:
     """Without keys a repeated question is drafted from its answer, and the bytes of the answer stay the same."""
 

@@ -654,6 +654,7 @@ def test_a_killed_engine_fails_its_waiters_and_says_why(tiny_checkpoint: Path, t
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
     tiny_checkpoint: Path, tokenizer: Tokenizer
 ) -> None:

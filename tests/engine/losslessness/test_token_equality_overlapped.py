@@ -88,7 +88,7 @@ def test_tokens_are_those_without_speculation(
 
 
 @pytest.mark.parametrize("policy", ["fixed", "table", "goodput", "survival", "faser"])
-@pytest.mark.full(but=("survival",))
+@pytest.mark.full
 def test_every_policy_may_have_its_drafts_made_ahead(
     checkpoints: tuple[Path, Path], policy: str, expected: Callable[[float], dict[tuple[str, int], Answer]]
 ) -> None:
