@@ -37,7 +37,7 @@ def prompts(full: bool) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def greedy(full: bool) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=128 if full else 32, ignore_eos=True)
+    return SamplingParams(temperature=0.0, max_tokens=128 if full else 16, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")

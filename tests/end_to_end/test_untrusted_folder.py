@@ -24,7 +24,7 @@ def run(cwd: Path, *arguments: str, **variables: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 @FOLDERS
-@pytest.mark.full(but=("hostile_folder",))
+@pytest.mark.full
 def test_a_server_with_ranks_starts_and_answers(
     make: Callable[[Path], Path], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
