@@ -3,8 +3,11 @@
 import gc
 import os
 import signal
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from httpx import _transports
 from hypothesis import settings
 
 from faser.config.environment import cache_dir
@@ -30,6 +34,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Engines measure step times for a moment only, also in programs that tests start: next to other tests no time is
 # kept anyway.
 os.environ.setdefault("FASER_STEP_TIMES_SECONDS", "0.1")
+
+# Each client would read the authorities of the whole web for itself, which takes longer than most of the requests.
+_make_context = _transports.default.create_ssl_context
+
+
+@cache
+def _web_context() -> ssl.SSLContext:
+    return _make_context()
+
+
+def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    return _web_context() if verify is True and cert is None else _make_context(verify, cert, trust_env)
+
+
+_transports.default.create_ssl_context = _context
 
 # Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
 if not torch.cuda.is_available():

@@ -102,7 +102,7 @@ def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number, size, what",
     [
-        (signal.SIGKILL, 3, r"has ended \(signal 9\)"),
+        (signal.SIGKILL, 4, r"has ended \(signal 9\)"),
         (signal.SIGSTOP, 2, "does not answer: it is stopped, or cannot be reached"),
     ],
 )
