@@ -71,6 +71,8 @@ def gpu_defaults(values: Mapping[str, Any], by_device: Collection[str], memory_b
     return found
 
 
+_MOST_LOGIT_ROWS = 1024  # of a step; 600 MB for a vocabulary of 150,000
+
 # Adapters kept in memory for each that may be in a step.
 _CPU_LORAS = 4
 
@@ -538,6 +540,18 @@ class EngineConfig:
     def schedules_async(self) -> bool:
         """Return whether a step is launched before the host has the tokens of the last one."""
         return self.on_gpu if self.async_scheduling is None else self.async_scheduling
+
+    @property
+    def max_logit_rows(self) -> int:
+        """Return the most rows of a step whose logits are computed: one a sequence, and one a draft token.
+
+        Logits take most of a step's memory: a crowd, which drafts little, has no room for its longest drafts.
+        """
+        seqs = self.max_num_seqs
+        if self.speculation.policy == "off":
+            return seqs
+        most = max(_MOST_LOGIT_ROWS, 2 * seqs)
+        return min(self.max_num_batched_tokens, seqs * (self.speculation.cap + 1), most)
 
     @property
     def num_cpu_loras(self) -> int:

@@ -212,6 +212,7 @@ def _scheduler(
         kv=manager,
         max_num_seqs=config.max_num_seqs - bool(_num_audit_blocks(parts)),  # the audit has the last slot
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logit_rows=config.max_logit_rows,
         max_model_len=target.max_positions,
         eos_token_ids=target.config.eos_token_ids,
         policy=config.scheduling_policy,

@@ -168,6 +168,7 @@ class Driver:
         num_blocks: int = 64,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 32,
+        max_logit_rows: int | None = None,
         max_model_len: int = 64,
         policy: str = "fcfs",
         prefix_caching: bool = True,
@@ -187,6 +188,7 @@ class Driver:
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_logit_rows = max_logit_rows or max_num_batched_tokens
         self.clock = SimulatedClock(100.0)
         chunk = None if num_snapshots is None else CHUNK
         follower = random.Random(1) if follows else None
@@ -201,6 +203,7 @@ class Driver:
             kv=kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_logit_rows=max_logit_rows,
             max_model_len=max_model_len,
             eos_token_ids=(EOS,),
             policy=policy,

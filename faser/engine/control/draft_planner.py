@@ -26,11 +26,18 @@ from faser.engine.control.step_builder import StepInFlight, StepsInFlight
 from faser.engine.control.waiting_queue import WaitingQueue
 from faser.types.arrays import Ints
 
+_ANY = 1 << 30
+
+
+def most_drafts(max_num_seqs: int, max_rows: int, max_logit_rows: int | None) -> int:
+    """Return how many draft tokens a step may have beside a row with logits for every sequence."""
+    return _ANY if max_logit_rows is None or max_logit_rows >= max_rows else max_logit_rows - max_num_seqs
+
 
 class DraftPlanner:
     """running, decoding, waiting, in_flight: the scheduler's own; only read, but for slots to release.
 
-    max_num_seqs, max_rows: of a step.
+    max_num_seqs, max_rows, max_drafts: of a step.
     """
 
     def __init__(
@@ -44,10 +51,11 @@ class DraftPlanner:
         *,
         max_num_seqs: int,
         max_rows: int,
+        max_drafts: int,
     ) -> None:
         self._speculation, self._in_flight = speculation, in_flight
         self._kv, self._running, self._decoding, self._waiting = kv, running, decoding, waiting
-        self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
+        self._max_num_seqs, self._max_rows, self._max_drafts = max_num_seqs, max_rows, max_drafts
         self._next: StepDrafts | None = None  # of the step that is being made
         self._ahead: StepDrafts | None = None  # of the step after the one in flight
         self._has_decided = False  # that step, as far as it has drafts
@@ -294,7 +302,8 @@ class DraftPlanner:
         """Count in the prompt that may start next, as far as a step has rows beside those that draft."""
         if self._waiting and len(self._running) < self._max_num_seqs:
             rows += self._waiting.first().num_tokens
-        return OtherRows(rows=min(rows, self._max_rows - num_drafting), sequences=decoding)
+        rows = min(rows, self._max_rows - num_drafting)
+        return OtherRows(rows=rows, sequences=decoding, drafts=self._max_drafts)
 
     def _room(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
         """Shorten each length to the blocks that are left once all running sequences have what they soon want."""

@@ -30,7 +30,7 @@ from faser.engine.contract.target_room import due_s
 from faser.engine.control.adapters import AdapterSlots, NoAdapters
 from faser.engine.control.clock import Clock
 from faser.engine.control.decoding import Decoding, Draft
-from faser.engine.control.draft_planner import DraftPlanner, soon_wanted
+from faser.engine.control.draft_planner import DraftPlanner, most_drafts, soon_wanted
 from faser.engine.control.kv_cache import KvManager
 from faser.engine.control.kv_disk import KvDisk, NoDisk
 from faser.engine.control.pace import PaceFit
@@ -53,8 +53,9 @@ class Scheduler:
     """Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
-    is left out. seed: seeds the requests that have no seed. speculation: None never drafts. pace: is fitted to
-    the steps; None: targets limit nothing. shares_prefixes: a sequence may begin with another one's blocks.
+    is left out. max_logit_rows: of a step; None: all. seed: seeds requests that have no seed. speculation: None
+    never drafts. pace: is fitted to the steps; None: targets limit nothing. shares_prefixes: a sequence may begin
+    with another one's blocks.
     snapshots: of recurrent states, which no block holds; None: the model has none, or shares no prefixes.
     state_chunk: tokens after which a state is kept; the row that completes them cannot be computed again. 0: any
     row can. disk: has KV of earlier prompts; None: there is none. adapters: None: requests have none. drafts: asks
@@ -76,6 +77,7 @@ class Scheduler:
         shares_prefixes: bool = True,
         snapshots: StateSnapshots | None = None,
         state_chunk: int = 0,
+        max_logit_rows: int | None = None,
         pace: PaceFit | None = None,
         disk: KvDisk | None = None,
         adapters: AdapterSlots | None = None,
@@ -118,6 +120,7 @@ class Scheduler:
             self._in_flight,
             max_num_seqs=max_num_seqs,
             max_rows=max_num_batched_tokens,
+            max_drafts=most_drafts(max_num_seqs, max_num_batched_tokens, max_logit_rows),
         )
         self._num_added = 0
         self._num_preemptions = 0

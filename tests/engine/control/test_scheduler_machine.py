@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prune_seed=st.one_of(st.none(), st.integers(0, 3)),
         num_snapshots=st.sampled_from([None, None, 0, 1, 2, 5]),
         max_loras=st.sampled_from([None, 1, 2]),
+        extra_logits=st.sampled_from([None, 0, 2, 7]),
     )
     def begin(
         self,
@@ -74,12 +75,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         prune_seed: int | None,
         num_snapshots: int | None,
         max_loras: int | None,
+        extra_logits: int | None,
     ) -> None:
         prunes = None if prune_seed is None else random.Random(prune_seed)
         self.driver = Driver(
             num_blocks=NUM_BLOCKS,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_logit_rows=None if extra_logits is None else max_num_seqs + extra_logits,
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
             prefix_caching=prefix_caching,
@@ -167,6 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_plan(self, plan: StepPlan) -> None:
         """The budget is kept; those that want one row come first, then begun prompts, then newcomers."""
         assert plan.num_rows <= self.driver.max_num_batched_tokens
+        assert sum(rows.num_drafts + 1 for rows in plan.rows if rows.samples) <= self.driver.max_logit_rows
         assert len({rows.slot for rows in plan.rows}) == len(plan.rows)
         started = {start.slot for start in plan.started}
         assert [rows.slot in started for rows in plan.rows] == sorted(rows.slot in started for rows in plan.rows)

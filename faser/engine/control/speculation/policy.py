@@ -66,11 +66,13 @@ class StepFacts:
 class OtherRows:
     """The rows of a step in addition to those of the sequences that may draft.
 
-    rows: how many there are. sequences: how many of them bring a sequence its next token.
+    rows: how many there are. sequences: how many of them bring a sequence its next token. drafts: most draft
+    tokens of the step.
     """
 
     rows: int
     sequences: int
+    drafts: int = 1 << 30
 
     @property
     def has_prompts(self) -> bool:
@@ -82,7 +84,8 @@ class OtherRows:
         Prompts keep what they need, or half of the spare rows.
         """
         spare = budget - count - self.sequences
-        return max(spare - min(self.rows - self.sequences, spare // 2), 0) // count
+        spare -= min(self.rows - self.sequences, spare // 2)
+        return max(min(spare, self.drafts), 0) // count
 
 
 @dataclass(slots=True)

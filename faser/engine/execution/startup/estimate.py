@@ -27,7 +27,6 @@ from faser.engine.execution.startup.memory import (
     compute_dtype,
     context_len,
     kv_cache_dtype,
-    most_logit_rows,
     state_bytes,
     with_snapshot_memory,
 )
@@ -96,7 +95,7 @@ def estimate(config: EngineConfig, model: ModelConfig, total_bytes: int) -> GpuE
     config = replace(config, **chosen, by_device=())
     dtype = compute_dtype(replace(config, backend="flashinfer", device="cuda"), model)
     cached = CachedModel(spec=model.spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
-    longest, rows, logit_rows = context_len(config, model), config.max_num_batched_tokens, most_logit_rows(config)
+    longest, rows, logit_rows = context_len(config, model), config.max_num_batched_tokens, config.max_logit_rows
     config = with_snapshot_memory(config, [cached], longest)
     (kv,) = cache_shapes(config, [cached], 1)
     buffers = Buffers.allocate(model.spec, dtype, torch.device("meta"), max_rows=rows, max_logit_rows=logit_rows)

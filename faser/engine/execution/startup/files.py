@@ -33,7 +33,6 @@ from faser.engine.execution.startup.memory import (
     context_len,
     kv_cache_dtype,
     kv_shapes,
-    most_logit_rows,
     with_snapshot_memory,
 )
 from faser.errors import ConfigError, ModelError
@@ -111,7 +110,7 @@ def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
         directory,
         model,
         max_positions=context_len(config, model),
-        max_logit_rows=most_logit_rows(config),
+        max_logit_rows=config.max_logit_rows,
     )
 
 

@@ -147,13 +147,6 @@ def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return {"fp8": FP8, "int8": torch.int8}.get(config.kv_cache_dtype, dtype)
 
 
-def most_logit_rows(config: EngineConfig) -> int:
-    """Most rows of one step that need logits: one per sequence, and with speculation one per draft token."""
-    if config.speculation.policy == "off":
-        return config.max_num_seqs
-    return min(config.max_num_batched_tokens, config.max_num_seqs * (config.speculation.cap + 1))
-
-
 def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
     """Return the bytes that the index of texts may hold: what all sequences can fill, within the limits."""
     if not config.speculation.drafts_from_text:

@@ -67,6 +67,7 @@ def driver_with(
     num_blocks: int = 200,
     max_num_seqs: int = 40,
     max_num_batched_tokens: int = 400,
+    max_logit_rows: int | None = None,
     looks: bool = True,
 ) -> Driver:
     return Driver(
@@ -74,6 +75,7 @@ def driver_with(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_logit_rows=max_logit_rows,
         speculates=policy,
     )
 
@@ -129,6 +131,14 @@ def test_drafts_leave_every_sequence_its_row_and_prompts_half_of_the_rest() -> N
     assert policy.seen[-1].limit.tolist() == [(40 - 4) // 2 // 4] * 4
     assert plan.num_rows == 40
     driver.commit(plan)
+
+
+def test_drafts_end_where_a_step_has_no_room_for_their_logits() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, max_num_batched_tokens=40, max_logit_rows=8 + 13, max_num_seqs=8)
+    driver.add(*(asking(str(i), prompt=3) for i in range(4)))
+    driver.run()
+    assert policy.seen[0].limit.tolist() == [13 // 4] * 4
 
 
 def test_a_policy_sees_the_other_rows_and_which_of_them_bring_a_token() -> None:

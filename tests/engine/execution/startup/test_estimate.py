@@ -105,7 +105,7 @@ def test_parts_add_up_to_what_is_granted_and_rows_follow_from_the_gpu(tiny: Path
         parts = found.step_bytes + found.weights + found.states + found.left_bytes
         assert parts == found.granted_bytes == int(0.9 * found.total_bytes)
     spec = read_model_config(tiny).spec
-    buffers = Buffers.allocate(spec, torch.bfloat16, torch.device("cpu"), max_rows=2048, max_logit_rows=2048)
+    buffers = Buffers.allocate(spec, torch.bfloat16, torch.device("cpu"), max_rows=2048, max_logit_rows=1024)
     tensors = [each for each in map(buffers.__getattribute__, Buffers.__slots__) if isinstance(each, torch.Tensor)]
     angles = 4 * 2048 * 16
     assert small.buffers == sum(each.nbytes for each in tensors) + angles

@@ -32,7 +32,6 @@ from faser.engine.execution.startup.memory import (
     experts_bytes,
     kv_cache_dtype,
     kv_shapes,
-    most_logit_rows,
     text_index_bytes,
 )
 from faser.engine.execution.startup.warm_up import measure_budget
@@ -355,10 +354,14 @@ def test_memory_for_less_than_one_context_is_refused_with_both_numbers() -> None
     )
 
 
-def test_every_draft_token_needs_logits_up_to_the_rows_of_a_step() -> None:
-    assert most_logit_rows(config(speculative_config={"policy": "off"})) == 4
-    assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 3})) == 16
-    assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 9})) == 32
+def test_every_draft_token_needs_logits_up_to_the_rows_of_a_step_and_a_limit() -> None:
+    assert config(speculative_config={"policy": "off"}).max_logit_rows == 4
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    assert config(speculative_config=ngram).max_logit_rows == 16
+    assert config(speculative_config={**ngram, "num_speculative_tokens": 9}).max_logit_rows == 32
+    for seqs, most in ((200, 800), (300, 1024), (600, 1200)):
+        many = EngineConfig(max_num_seqs=seqs, max_num_batched_tokens=8192, speculative_config=ngram)
+        assert many.max_logit_rows == most
 
 
 def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
