@@ -16,8 +16,8 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import httpx
 import torch
-from httpx import _transports
 from hypothesis import settings
 
 from faser.config.environment import cache_dir
@@ -34,21 +34,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Engines measure step times for a moment only, also in programs that tests start: next to other tests no time is
 # kept anyway.
 os.environ.setdefault("FASER_STEP_TIMES_SECONDS", "0.1")
-
-# Each client would read the authorities of the whole web for itself, which takes longer than most of the requests.
-_make_context = _transports.default.create_ssl_context
-
-
-@cache
-def _web_context() -> ssl.SSLContext:
-    return _make_context()
-
-
-def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
-    return _web_context() if verify is True and cert is None else _make_context(verify, cert, trust_env)
-
-
-_transports.default.create_ssl_context = _context
 
 # Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
 if not torch.cuda.is_available():
@@ -116,6 +101,22 @@ def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """
     cache: pytest.Cache | None = getattr(request.config, "cache", None)
     return tmp_path_factory.mktemp("native-kernels") if cache is None else Path(cache.mkdir("native-kernels"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def web_context() -> Iterator[None]:
+    """Read the authorities of the web once: each client would, which takes longer than most requests."""
+
+    @cache
+    def shared() -> ssl.SSLContext:
+        return httpx.create_ssl_context()
+
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        return shared() if verify is True and cert is None else httpx.create_ssl_context(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("httpx._transports.default.create_ssl_context", context)
+        yield
 
 
 @pytest.fixture(scope="session")
