@@ -4,7 +4,7 @@
 
 Arms of one number of rows take turns, round by round: without adapters; all rows with one; each row with one of
 eight, in turn. Medians of the rounds are kept, and the medians of the ratios within a round. Adapters have random
-weights. Each row is one of a sequence with 128 tokens before it.
+weights. Each row is one of a sequence with 128 tokens before it. OUT.svg is the picture.
 """
 
 import statistics
@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.kernels.steps import BLOCK_SIZE, CONTEXT
 from benchmarks.runner import about, command_line, write_json
+from benchmarks.spec_bench.chart import line_chart
 from faser.config.environment import cache_dir
 from faser.engine.execution.models.adapted import AdapterSizes
 from faser.engine.execution.models.loader import load_decoder
@@ -23,6 +24,7 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.kv_cache import KvShape
 from faser.kernels.interface.shapes import RowLayout
+from faser.optional import or_else
 
 _NUM_ADAPTERS = 8
 _ROWS, _RANKS = (1, 4, 16), (8, 16, 64)
@@ -53,10 +55,21 @@ def main() -> None:
                     {"weights": quantization, "rank": rank, "rows": rows} | model.measured(rows, args.rounds)
                     for rows in args.rows
                 ]
-    write_json(
-        args.out,
-        {**about("kernels.adapters"), "model": args.model.name, "threads": args.threads, "steps": steps},
-    )
+    record = {**about("kernels.adapters"), "model": args.model.name, "threads": args.threads, "steps": steps}
+    write_json(args.out, record)
+    args.out.with_suffix(".svg").write_text(picture(record), encoding="utf-8")
+
+
+def picture(record: Record) -> str:
+    """Draw what adapters add to a step, by its rows, as SVG."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for step in record["steps"]:
+        weights = "bf16" if step["weights"] == "none" else step["weights"]
+        for arm, ratio in step["ratio"].items():
+            points = lines.setdefault(f"{weights} r={step['rank']}, {arm}", [])
+            points.append((step["rows"], round(100 * (ratio - 1), 1)))
+    title = f"One adapter for all rows, or eight in turn, over a decoding step of {record['model']} without"
+    return or_else(line_chart(title, "rows", "time added, %", lines, doubling=True), "")
 
 
 class _Model:

@@ -20,6 +20,18 @@ ENGINE = (
                 ((total("vllm:num_requests_waiting_by_reason", "reason"), "{{reason}}"),),
                 stacked=True,
             ),
+            Panel(
+                "LoRA adapters of running and waiting requests",
+                (
+                    (
+                        f"vllm:lora_requests_info{{{CHOSEN}}}",
+                        "{{pod}}, {{max_lora}} at once: running {{running_lora_adapters}}; "
+                        "waiting {{waiting_lora_adapters}}",
+                    ),
+                ),
+                kind="stat",
+                instant=True,
+            ),
             Panel("Queue time", quantiles("vllm:request_queue_time_seconds"), "s"),
             Panel("Tokens per step", ((mean("vllm:iteration_tokens_total"), "mean"),), "short"),
             Panel("Prefill time", quantiles("vllm:request_prefill_time_seconds"), "s"),

@@ -30,7 +30,7 @@ from faser.api.http.paths import route_of
 from faser.api.middleware.keys import ApiKeys, get_key_index
 from faser.api.page.files import PageFiles, page_router
 from faser.api.page.live_feed import LIVE_EVENTS, LIVE_ROUTE, LiveFeed, server_facts
-from faser.api.requests.adapters import no_adapters
+from faser.api.requests.adapters import Adapters
 from faser.api.requests.service import ApiSettings, EngineClient, Service
 from faser.api.routes import health_router, metrics_router, version_router
 from faser.engine.client.model_pool import ModelPool, ModelState, PooledModel
@@ -52,10 +52,15 @@ Model = PooledModel[FastAPI]
 Pool = ModelPool[FastAPI]
 
 
-def model_app(engine: EngineClient, settings: ApiSettings, metrics: Metrics, store: ResponseStore) -> FastAPI:
+def model_app(
+    engine: EngineClient,
+    settings: ApiSettings,
+    metrics: Metrics,
+    store: ResponseStore,
+    adapters: Adapters,
+) -> FastAPI:
     """The application of one of several models. Raises ModelError for a broken chat template."""
     app = bare_app(settings)
-    adapters = no_adapters(engine, settings.served_model_names)
     include_dialects(app, Service(engine, settings, metrics, adapters), store)
     return app
 
@@ -154,7 +159,7 @@ def listed_models_router(pool: Pool) -> APIRouter:
 
     @router.get("/v1/models", responses=answers(*PLAIN_ERRORS, 503))
     async def list_models() -> dict[str, Any]:
-        cards = [_card(model, name, created_s) for model in pool.models for name in model.source.names]
+        cards = [_card(model, name, created_s) for model in pool.models for name in model.all_names]
         return {"object": "list", "data": cards}
 
     @router.get("/v1/models/{model:path}", responses=answers(*PLAIN_ERRORS, 404, 503))
@@ -193,20 +198,21 @@ def find(pool: Pool, name: str | None) -> Model:
     model = pool.find(name)
     if model is None:
         assert name is not None
-        known = ", ".join(each for model in pool.models for each in model.source.names)
+        known = ", ".join(each for model in pool.models for each in model.all_names)
         raise UnknownModelError(f"model {name[:200]!r} not found; available models: {known}", param="model")
     return model
 
 
 def _card(model: Model, name: str, created_s: int) -> dict[str, Any]:
-    """max_model_len: None before the model is loaded for the first time."""
+    """max_model_len: None before the model is loaded for the first time. An adapter's parent is its model."""
+    adapters = model.source.adapters
     return {
         "id": name,
         "object": "model",
         "created": created_s,
         "owned_by": "faser",
-        "root": model.source.root,
-        "parent": None,
+        "root": adapters.get(name, model.source.root),
+        "parent": model.name if name in adapters else None,
         "max_model_len": model.max_model_len,
         "status": status_of(model),
     }

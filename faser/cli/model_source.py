@@ -9,8 +9,9 @@ from fastapi import FastAPI
 
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.adapters import Adapters, read_modules
 from faser.api.several_models import model_app
-from faser.cli.application import api_settings, fetch_model
+from faser.cli.application import adapter_reader, api_settings, fetch_model
 from faser.config.engine import EngineConfig, cpu_kv_memory
 from faser.config.several_models import ModelSettings
 from faser.engine.checkpoints.files import read_model_config
@@ -86,6 +87,7 @@ class FileSource:
     ) -> None:
         self.names = settings.names
         self.root = settings.engine.model or SMOLLM2_ID
+        self.adapters = settings.adapters
         self._settings = settings
         self._chat_template = chat_template
         self._keys = keys
@@ -105,9 +107,11 @@ class FileSource:
         return await asyncio.to_thread(memory_needed, self._directory, self._config, available_memory())
 
     async def build(self, report: ProgressCallback) -> tuple[AsyncEngine, FastAPI]:
-        """See ModelSource. Raises ModelError for a tokenizer, a template or defaults that cannot be used."""
+        """See ModelSource. Raises ModelError for a tokenizer, template, defaults or adapters of no use."""
         config, server = self._config, self._settings.server
         tokenizer = await self._load_tokenizer(Path(config.tokenizer or self._directory))
+        read = adapter_reader(config, report)
+        modules = await read_modules(server.adapter_modules, read)
         engine = AsyncEngine(
             config,
             self._directory,
@@ -115,10 +119,12 @@ class FileSource:
             supervision=Supervision(max_restarts=server.engine_restarts, timeout_s=server.engine_timeout),
             observer=self._metrics,
             on_progress=report,
+            adapters=[adapter for adapter, _ in modules],
         )
         settings = api_settings(self._directory, config, server, self._keys, self._chat_template)
         settings = replace(settings, served_model_names=self.names)
-        app = await asyncio.to_thread(model_app, engine, settings, self._metrics, self._store)
+        adapters = Adapters(engine, read, served_names=self.names, modules=modules, enabled=config.enable_lora)
+        app = await asyncio.to_thread(model_app, engine, settings, self._metrics, self._store, adapters)
         return engine, app
 
     async def _load_tokenizer(self, path: Path) -> Tokenizer:

@@ -48,6 +48,7 @@ def serve_models_on(
                 model_name=model.names[0],
                 max_model_len=model.engine.max_model_len or 0,
                 speculation=model.engine.speculation,
+                max_loras=model.engine.max_loras if model.engine.enable_lora else 0,
             )
             for model in models
         }

@@ -6,12 +6,11 @@ one model is refused where it is said of all.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from faser.config.declaration import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
-from faser.config.sources import Findings, Given, UsageError, settle
+from faser.config.sources import Findings, Given, UsageError, settle_server
 
 _OF_ONE = (
     "served_model_name",
@@ -21,16 +20,14 @@ _OF_ONE = (
     "speculative_config",
     "kv_cache_dir",
     "kv_events_config",
+    "lora_modules",
 )
 _WITH_ONE = (  # what is not supported with several models at all
     ("data_parallel_size", "an engine of each model is enough"),
     ("data_parallel_first_port", "engines have no ports of their own"),
     ("tensor_parallel_size", "each model is in one process"),
     ("record_traffic", "a file of recorded answers is of one model"),
-    *(
-        (name, "adapters are of one model")
-        for name in ("enable_lora", "lora_modules", "allow_runtime_lora_updating")
-    ),
+    ("allow_runtime_lora_updating", "clients could not say of which model an adapter is"),
 )
 _ASKS_FOR_NOTHING = (("1",), ("false",))
 
@@ -46,6 +43,11 @@ class ModelSettings:
     engine: EngineConfig
     server: ServerConfig
     label: Label
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Return the paths of its LoRA adapters, by their names in requests."""
+        return {each.name: each.path for each in self.server.adapter_modules}
 
 
 def settings_of_models(findings: Findings, found: Mapping[str, str]) -> list[ModelSettings]:
@@ -72,11 +74,11 @@ def settings_of_models(findings: Findings, found: Mapping[str, str]) -> list[Mod
             if name in entry
         ]
         try:
-            engine, server = settle(own, (EngineConfig, ServerConfig))
+            engine, server = settle_server(own)
         except UsageError as error:
             problems += [each for each in error.problems if each not in problems]
             continue
-        names = cast(ServerConfig, server).served_model_name or (cast(EngineConfig, engine).model or "",)
+        names = server.served_model_name or (engine.model or "",)
         models.append(ModelSettings(names=names, engine=engine, server=server, label=own.label))
     problems += _repeated(models) + _unknown_preloads(findings, models)
     if problems:
@@ -106,7 +108,7 @@ def _is_of_all(name: str, given: Given) -> bool:
 
 
 def _repeated(models: list[ModelSettings]) -> list[str]:
-    names = [name for model in models for name in model.names]
+    names = [name for model in models for name in (*model.names, *model.adapters)]
     return [f"two models are called {name!r}; give one of them another name" for name in _twice(names)]
 
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Protocol
@@ -128,18 +128,23 @@ class AdapterLoads:
         if digest in self._loaded:
             self._unwanted.add(digest)
 
+    def reclassify(self, request: Request) -> bool:
+        """Give a request that is held other targets and limits; return whether it is held."""
+        for _, held in self._held(request.request_id):
+            held.request = request
+            return True
+        return False
+
     def abort(self, message: Abort) -> bool:
         """Abort a request that is held, at its end; return whether it is held.
 
         A whole request has no end: it is dropped here.
         """
-        for load in self._loads():
-            for held in load.held:
-                if held.request.request_id == message.request_id:
-                    held.aborts.append(message)
-                    if message.index is None:
-                        self._let_go(load, held)
-                    return True
+        for load, held in self._held(message.request_id):
+            held.aborts.append(message)
+            if message.index is None:
+                self._let_go(load, held)
+            return True
         return False
 
     def ended(self, read: AdapterRead) -> LoadEnded:
@@ -187,6 +192,13 @@ class AdapterLoads:
 
     def _loads(self) -> list[_Load]:
         return [*self._queued.values(), *([] if self._reading is None else [self._reading])]
+
+    def _held(self, request_id: str) -> Iterator[tuple[_Load, HeldRequest]]:
+        """Find a request that is held, with the load that it waits for."""
+        for load in self._loads():
+            for held in load.held:
+                if held.request.request_id == request_id:
+                    yield load, held
 
     def _is_loaded(self, adapter: Adapter) -> bool:
         if adapter.digest not in self._loaded:

@@ -217,8 +217,10 @@ def _take_messages(
                 pass  # until it is read
             case DropAdapter(digest):
                 loads.drop(digest)
-            case Reclassify(request):
+            case Reclassify(request) if not loads.reclassify(request):
                 engine.reclassify(request)
+            case Reclassify():
+                pass  # it waits for its adapter
             case Abort(request_id, index) if not (preparation.abort(message) or loads.abort(message)):
                 engine.abort(request_id, index)
             case Abort():

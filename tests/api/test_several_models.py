@@ -2,7 +2,7 @@
 
 Planted bugs that these tests have caught: a request that goes to the first model whatever it names; a stream whose
 error comes as a status after its beginning; a body that the model's application does not get; a disconnect that
-nobody notices while a model is loaded.
+nobody notices while a model is loaded; an adapter without its model; an adapter that no request can name.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from faser.api.dialects.responses_store import ResponseStore
 from faser.api.middleware.keys import ApiKeys
+from faser.api.requests.adapters import Adapters
 from faser.api.several_models import EVENTS_HEADER, create_models_app, model_app
 from faser.cli.server import http_server
 from faser.config.server import ServerConfig
@@ -27,6 +28,7 @@ from faser.engine.client.model_pool import PROCESS_BYTES, ModelPool, PoolLimits
 from faser.errors import FaserError, ModelError
 from faser.metrics.models import ModelsMetrics
 from faser.metrics.server import Metrics
+from faser.types.adapter import Adapter
 from faser.types.engine import ModelInfo, ProgressCallback
 from tests.api.server import http_client, openai_client, running, settings
 from tests.fake_engine import FakeEngine, saying
@@ -66,10 +68,13 @@ class Engine(FakeEngine):
 
 
 class Source:
-    """held: a load does not end. error: with which it ends."""
+    """held: a load does not end. error: with which it ends. adapters: paths by names."""
 
-    def __init__(self, names: tuple[str, ...], store: ResponseStore, metrics: Metrics) -> None:
+    def __init__(
+        self, names: tuple[str, ...], store: ResponseStore, metrics: Metrics, adapters: dict[str, str]
+    ) -> None:
         self.names, self.root = names, f"owner/{names[0]}"
+        self.adapters = adapters
         self.held = False
         self.error: FaserError | None = None
         self.engines: list[Engine] = []
@@ -83,17 +88,30 @@ class Source:
         report("loading weights", 43, 100)
         self.engines.append(Engine(self))
         chosen = replace(settings(responses_store_bytes=1 << 20), served_model_names=self.names)
-        return self.engines[-1], model_app(self.engines[-1], chosen, self._metrics, self._store)
+        engine = self.engines[-1]
+        served = [(Adapter(name=name, path=path, digest=name), None) for name, path in self.adapters.items()]
+        adapters = Adapters(engine, read_none, served_names=self.names, modules=served)
+        return engine, model_app(engine, chosen, self._metrics, self._store, adapters)
+
+
+def read_none(name: str, path: str) -> Adapter:
+    raise AssertionError(f"clients may not load {name} from {path}")
 
 
 class Models:
-    """A server with the models a and b."""
+    """A server with the models a and b. adapters: of b."""
 
-    def __init__(self, *, most: int | None = None, load_timeout_s: float = 10 * PATIENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        most: int | None = None,
+        load_timeout_s: float = 10 * PATIENCE_S,
+        adapters: dict[str, str] | None = None,
+    ) -> None:
         store = ResponseStore(1 << 20)
         self.metrics = ModelsMetrics({name: Metrics(model_name=name, max_model_len=4096) for name in "ab"})
-        self.a = Source(("a", "a-alias"), store, self.metrics.of["a"])
-        self.b = Source(("b",), store, self.metrics.of["b"])
+        self.a = Source(("a", "a-alias"), store, self.metrics.of["a"], {})
+        self.b = Source(("b",), store, self.metrics.of["b"], adapters or {})
         limits = PoolLimits(
             max_models=most,
             memory_bytes=1 << 40,
@@ -162,6 +180,23 @@ def test_each_request_goes_to_the_model_that_it_names_and_loads_it(http: httpx.C
         "status": {"value": "loaded"},
     }
     assert list(cards) == ["a", "a-alias", "b"]
+
+
+def test_an_adapter_of_a_model_is_named_as_a_model_and_loads_it() -> None:
+    models = Models(adapters={"tuned": "/adapters/tuned"})
+    with models.serving() as url, http_client(url) as http:
+        got = http.post(CHAT, json={**ASKS, "model": "tuned"})
+        assert (said(got), got.json()["model"]) == ("I am b.", "tuned")
+        assert [each.adapter and each.adapter.name for each in models.b.engines[0].requests] == ["tuned"]
+        assert not models.a.engines
+        cards = {each["id"]: each for each in http.get("/v1/models").json()["data"]}
+        assert [(name, card["parent"]) for name, card in cards.items()] == [
+            *(("a", None), ("a-alias", None), ("b", None)),
+            ("tuned", "b"),
+        ]
+        assert http.get("/v1/models/tuned").json()["root"] == "/adapters/tuned"
+        unknown = http.post(CHAT, json={**ASKS, "model": "other"})
+        assert "available models: a, a-alias, b, tuned" in unknown.text
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, ModelError
 from faser.machine import available_memory
 from faser.metrics.server import Metrics
+from tests.engine.checkpoints.adapter_files import write_adapter
 
 
 def test_models_have_the_names_of_their_folders_and_files(tmp_path: Path) -> None:
@@ -116,6 +117,28 @@ def test_a_tokenizer_is_kept_until_its_file_changes(tiny_checkpoint: Path, tmp_p
         assert await built() is not first
 
     asyncio.run(test())
+
+
+def test_the_adapters_of_a_model_are_read_with_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def built(path: Path) -> FileSource:
+        config = EngineConfig(model=str(tiny_checkpoint), backend="torch", num_threads=1, enable_lora=True)
+        server = ServerConfig(lora_modules=(f"tuned={path}",))
+        settings = ModelSettings(names=("m",), engine=config, server=server, label=flag_label)
+        source = FileSource(
+            settings, None, ApiKeys(()), Metrics(model_name="m", max_model_len=0), ResponseStore(0), num_shares=1
+        )
+
+        async def build() -> None:
+            await source.locate(lambda *_: None)
+            await source.build(lambda *_: None)
+
+        asyncio.run(build())
+        return source
+
+    path = write_adapter(tmp_path / "tuned")
+    assert built(path).adapters == {"tuned": str(path)}
+    with pytest.raises(ModelError, match=r"none. is neither a local path nor a hub id"):
+        built(tmp_path / "none")
 
 
 def test_limits_follow_from_the_settings_and_the_machine() -> None:

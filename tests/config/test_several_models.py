@@ -82,6 +82,14 @@ def test_a_file_lists_models_and_says_what_each_has_of_its_own(tmp_path: Path) -
     assert small.label("max_model_len") == f"{tmp_path / 'faser.yaml'}: models.1.max-model-len"
 
 
+def test_adapters_are_of_the_model_in_whose_section_they_are(tmp_path: Path) -> None:
+    plain, tuned = models(file_of(tmp_path, "{max-loras: 3, models: [a, {model: b, lora-modules: [x=/x, y=/y]}]}"))
+    assert (plain.engine.enable_lora, plain.adapters) == (False, {})
+    assert (tuned.engine.enable_lora, tuned.engine.max_loras) == (True, 3)
+    assert tuned.adapters == {"x": "/x", "y": "/y"}
+    assert all(each.engine.enable_lora for each in models("--model a --model b --enable-lora"))
+
+
 def test_a_list_of_names_in_a_file_is_enough(tmp_path: Path) -> None:
     assert [each.names for each in models(file_of(tmp_path, "model: [a, b]"))] == [("a",), ("b",)]
 
@@ -115,6 +123,8 @@ def test_models_of_a_folder_come_after_those_with_names() -> None:
         ("-tp 2", "--tensor-parallel-size is 2; with several models it is not supported: each model is in one"),
         ("-dp 2", "--data-parallel-size is 2; with several models it is not supported: an engine of each"),
         ("--record-traffic /tmp/t.jsonl", "--record-traffic is /tmp/t.jsonl; with several models it is not"),
+        ("--lora-modules x=/x", "--lora-modules is x=/x, and there are several models; give it to one of them"),
+        ("--allow-runtime-lora-updating", "with several models it is not supported: clients could not say"),
         ("--speculative-config.model eagle", '"model": "eagle"}, and there are several models'),
         ("--models-preload a z", "--models-preload has 'z', which is no model; models: a, b"),
         ("--models-memory 1.5", "--models-memory is 1.5; it must be a size, such as 12GiB, or a fraction above 0"),
@@ -137,6 +147,7 @@ def test_speculation_without_a_model_is_for_all() -> None:
         ("models: [a, {model: b, max-model-len: none5}]", "models.2.max-model-len is none5; it must be a whole"),
         ("models: [a, {model: b, port: 5}]", "models.2.unknown key of a model 'port'"),
         ("models: [a, {model: b, served-model-name: a}]", "two models are called 'a'"),
+        ("models: [{model: a, lora-modules: b=/x}, b]", "two models are called 'b'"),
         ("models: [a, {model: b, tensor-parallel-size: 2}]", "models.2.tensor-parallel-size is 2; with several"),
         ("{model: m, models: [a, b]}", "names a model too; keep one"),
     ],

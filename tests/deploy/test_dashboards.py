@@ -26,7 +26,7 @@ def expressions() -> list[tuple[str, str]]:
 
 # Series without a panel: they never change, or another series on a panel says the same.
 WITHOUT_A_PANEL = {
-    *("vllm:corrupted_requests_total", "vllm:engine_sleep_state", "vllm:lora_requests_info"),
+    *("vllm:corrupted_requests_total", "vllm:engine_sleep_state"),
     *(f"vllm:mm_cache_{what}_total" for what in ("queries", "hits")),
     "vllm:prompt_tokens_cached_total",  # prompt_tokens_by_source
     "faser_spec_paying",  # spec_paid_ratio above 1

@@ -1,12 +1,17 @@
 """Requests wait for their adapters off the step loop, and come to an end whatever becomes of these.
 
 The worker's own code takes the messages; only files, the model and the clock are fakes.
+
+Planted bugs that these tests have caught: requests added though their load has failed; an adapter counted as
+loaded though it has failed; a second load of one that is being read, or is queued; new targets that never reach a
+request that waits.
 """
 
 import random
 import socket
 import threading
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -19,6 +24,7 @@ from faser.engine.contract.messages import (
     DropAdapter,
     FromEngine,
     LoadAdapter,
+    Reclassify,
     Rejected,
     Submit,
     ToEngine,
@@ -70,8 +76,9 @@ class Server:
         self.files = Files(self.driver.executor)
         self.engine = Engine(self.driver.scheduler, self.driver.executor, adapters=self.files)
         self.inbox: _Inbox = _Inbox()
+        self.read: SimpleQueue[AdapterRead] = SimpleQueue()  # that `wait` takes in, so that no turn is too quick
         self.now_s = 0.0
-        self.loads = AdapterLoads(self.engine, self.inbox.put, max_loaded=max_loaded, now=lambda: self.now_s)
+        self.loads = AdapterLoads(self.engine, self.read.put, max_loaded=max_loaded, now=lambda: self.now_s)
         self.rejected: dict[str, Rejected] = {}
         self.loaded: list[AdapterLoaded] = []
         self.ended: dict[str, int] = {}  # samples that have ended, by request
@@ -102,9 +109,7 @@ class Server:
 
     def wait(self) -> None:
         """Wait until an adapter has been read, and take in what came of it."""
-        message = self.inbox.get(timeout=PATIENCE_S)
-        assert isinstance(message, AdapterRead)
-        self.inbox.put(message)
+        self.inbox.put(self.read.get(timeout=PATIENCE_S))
         self.turn()
 
     def close(self) -> None:
@@ -246,6 +251,19 @@ def test_an_aborted_request_is_not_added_and_its_other_samples_are(server: Serve
     assert server.files.read == ["x"], "y is wanted by nobody any more"
 
 
+def test_a_request_that_waits_for_its_adapter_gets_its_new_targets() -> None:
+    server = Server(max_num_seqs=1)
+    server.files.holds = True
+    asked = [asking("first", "x", max_tokens=2), asking("urgent", "x", max_tokens=2)]
+    server.send(*map(Submit, asked))
+    server.send(Reclassify(replace(asked[1], due_s=1.0)), Reclassify(asking("gone", None)))
+    server.files.let_go()
+    server.wait()
+    finish(server)
+    assert list(server.ended) == ["urgent", "first"]
+    server.close()
+
+
 def test_tenants_take_turns(server: Server) -> None:
     server.files.holds = True
     server.send(*(Submit(replace(asking(name, name), tenant="a")) for name in "vwx"))
@@ -284,6 +302,8 @@ def test_random_lives_end_and_leave_nothing_in_use(seed: int) -> None:
             server.send(LoadAdapter(chosen) if rng.random() < 0.5 else DropAdapter(chosen.digest))
         if server.files.holds and rng.random() < 0.6:
             server.files.let_go()
+        while not server.read.empty():
+            server.wait()
     for _ in range(80):  # no more loads than these are open
         server.files.let_go()
     while server.engine.has_work() or server.loads.add_to(server.engine.stats()).num_waiting:
@@ -299,7 +319,7 @@ def test_random_lives_end_and_leave_nothing_in_use(seed: int) -> None:
 def test_an_engine_without_adapters_rejects_requests_with_one() -> None:
     server = Server()
     server.engine = Engine(Driver().scheduler, server.driver.executor)
-    server.loads = AdapterLoads(server.engine, server.inbox.put, max_loaded=4)
+    server.loads = AdapterLoads(server.engine, server.read.put, max_loaded=4)
     server.send(Submit(asking("a", "x")))
     server.wait()
     assert server.rejected["a"].message == "this engine serves no adapters; start it with --enable-lora"

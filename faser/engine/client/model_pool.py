@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,13 +57,19 @@ class PooledEngine(Protocol):
 
 
 class ModelSource(Protocol[Made]):
-    """A model that can be loaded. names: in requests; the first is its own. root: as the operator names it."""
+    """A model that can be loaded. names: in requests; the first is its own. root: as the operator names it.
+
+    adapters: paths of its LoRA adapters, which requests name too, by their names.
+    """
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     @property
     def root(self) -> str: ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]: ...
 
     async def locate(self, report: ProgressCallback) -> int:
         """Fetch the model's files. Returns the bytes that it takes in memory, an estimate."""
@@ -147,6 +153,11 @@ class PooledModel(Generic[App]):
         return self.source.names[0]
 
     @property
+    def all_names(self) -> tuple[str, ...]:
+        """Return the names that requests may have, those of adapters too."""
+        return (*self.source.names, *self.source.adapters)
+
+    @property
     def is_ready(self) -> bool:
         """Return whether a request need not wait for it."""
         return self.state is ModelState.LOADED and not self.leaving
@@ -170,7 +181,7 @@ class ModelPool(Generic[App]):
         preloaded: Sequence[str] = (),
     ) -> None:
         self.models = [PooledModel(source) for source in sources]
-        self._by_name = {name: model for model in self.models for name in model.source.names}
+        self._by_name = {name: model for model in self.models for name in model.all_names}
         self._limits = limits
         self._preloaded = [self._by_name[name] for name in preloaded]
         self._observer = observer

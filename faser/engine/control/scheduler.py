@@ -279,7 +279,7 @@ class Scheduler:
         scored. late: slots without rows, as LaunchedStep has them; they go on once their masks are there.
         """
         in_flight = self._in_flight.only()
-        if self._waiting and self._free_slots and _owes_scores(self._waiting.first()):
+        if self._waiting and self._free_slots and self._starts_with_scores():
             return None
         if any(map(_owes_scores, self._running)):
             return None
@@ -325,6 +325,15 @@ class Scheduler:
                 found = decoding if wanted == 1 else prompts
                 found.append(FollowingRows(sequence, num_in_flight, wanted))
         return decoding, prompts
+
+    def _starts_with_scores(self) -> bool:
+        """Return whether the prompt of the next sequence to start is scored, which needs a step of its own.
+
+        One that has to wait for an adapter slot holds no step up.
+        """
+        may_start = self._adapters.startable(None, self._in_flight)
+        first = self._waiting.first() if may_start is None else self._waiting.first_of(may_start)
+        return first is not None and _owes_scores(first)
 
     def _within_budget(
         self, prompts: list[FollowingRows], num_decoding: int, step: StepBuilder

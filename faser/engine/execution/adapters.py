@@ -12,6 +12,7 @@ import torch
 from faser.engine.checkpoints.adapter import open_adapter
 from faser.engine.checkpoints.adapter_parts import AdapterFile
 from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.qwen3_5 import TILED_FILES, DeltaNetSpec
 from faser.engine.execution.models.adapted import AdaptedProduct, ProductPart
 from faser.errors import FaserError, RequestError
 from faser.kernels.interface.adapters import Adapters, LowRank, PackedAdapter
@@ -47,7 +48,7 @@ class AdapterStore:
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Read and pack an adapter; see AdapterMemory."""
-        if adapter.digest in self._packed:
+        if self.holds(adapter.digest):
             return
         try:
             file = open_adapter(Path(adapter.path), max_rank=self._max_rank)
@@ -57,11 +58,19 @@ class AdapterStore:
         except FaserError as error:
             raise RequestError(f"the adapter {adapter.name} cannot be used: {error}", param="model") from None
 
+    def holds(self, digest: str) -> bool:
+        """Return whether an adapter is loaded."""
+        return digest in self._packed
+
     def drop_adapter(self, digest: str) -> None:
         """Free an adapter, between two steps; its slots become empty."""
         for slot in [slot for slot, held in self._slots.items() if held == digest]:
             self._set(slot, (None,) * len(self._products))
             del self._slots[slot]
+        self.forget(digest)
+
+    def forget(self, digest: str) -> None:
+        """Free an adapter that is in no slot, in any thread."""
         self._packed.pop(digest, None)
 
     def place(self, slot: int, digest: str) -> None:
@@ -83,6 +92,7 @@ class AdapterStore:
                 f"{' or '.join(self._architectures) or 'none of GGUF'}"
             )
         for module, part in file.parts.items():
+            self._check_heads(module, file)
             shape = self._shapes.get(module)
             if shape is None:
                 kinds = sorted({name.split(".", 3)[3] for name in self._shapes})
@@ -95,6 +105,22 @@ class AdapterStore:
                     f"{file.path}: the adapter of {module} is for a weight of {list(part.shape)}; the model's has "
                     f"{list(shape)}"
                 )
+
+    def _check_heads(self, module: str, file: AdapterFile) -> None:
+        """Raise RequestError where value heads of a delta net are in another order than the model's."""
+        number = int(module.split(".")[2])
+        net = self._spec.layers[number].attention if number < self._spec.num_layers else None
+        if (
+            ".linear_attn." not in module
+            or not isinstance(net, DeltaNetSpec)
+            or net.num_v_heads == net.num_k_heads
+        ):
+            return
+        if net.tiled != (file.architecture in TILED_FILES):
+            raise RequestError(
+                f"{file.path} adapts {module}; GGUF files of Qwen3.5 have value heads in another order than "
+                "checkpoints of the hub, so the adapter must have the form of the model: both GGUF, or neither"
+            )
 
     def _pack(self, product: AdaptedProduct, file: AdapterFile) -> PackedAdapter | None:
         if not any(part.name in file.parts for part in product.parts):

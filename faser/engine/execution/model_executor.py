@@ -46,6 +46,7 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.pooling import Pooler
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning import PlainForward, VerificationForward
+from faser.engine.execution.ranks.adapters import LeadingAdapters
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.graph_runner import GraphRunner
 from faser.engine.execution.runner.runner import Runner, with_experts_counted
@@ -98,7 +99,7 @@ class ModelExecutor:
         max_logit_rows: int,
         matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
-        adapters: AdapterStore | None = None,
+        adapters: AdapterStore | LeadingAdapters | None = None,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner

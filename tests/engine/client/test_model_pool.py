@@ -65,6 +65,7 @@ class Source:
     held: bool = False
     engines: list[Engine] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

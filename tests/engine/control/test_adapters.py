@@ -2,6 +2,10 @@
 
 Oracles: each sample alone, whose tokens depend on its adapter; the executor's memory, in which keys and values
 depend on it too; the invariants after every operation.
+
+Planted bugs that these tests have caught, beside those that stand below: no slot is ever reserved; a reserved one
+admits its old adapter, or another one, or stays reserved after an abort; adapters of waiting requests are not in
+use; a scored prompt without a slot stops launches ahead, or one with a slot never starts.
 """
 
 import random
@@ -18,7 +22,7 @@ from faser.engine.engine import Engine
 from faser.errors import RequestError
 from faser.types.adapter import Adapter
 from faser.types.request import Request
-from tests.engine.driving import BLOCK_SIZE, Driver, adapter, request
+from tests.engine.driving import BLOCK_SIZE, Driver, adapter, expected_prompt_logprobs, request
 from tests.fakes import RandomPolicy
 
 
@@ -117,6 +121,16 @@ def test_a_reserved_slot_is_free_again_when_its_sequence_is_aborted() -> None:
     driver.run()
 
 
+def test_a_reserved_slot_goes_to_its_sequence_before_others_with_a_better_priority() -> None:
+    driver = Driver(max_loras=1, max_num_seqs=4, policy="priority")
+    driver.add(with_adapter("x", "x", [1], max_tokens=30), replace(with_adapter("y", "y", [2]), priority=1))
+    for number in range(MOST_OVERTAKING + 1):
+        driver.add(with_adapter(f"x{number}", "x", [3], max_tokens=1))
+        driver.step()
+    driver.add(with_adapter("z", "z", [4]))
+    assert [started(plan) for plan in driver.run() if plan.started] == [[(2,)], [(4,)]]
+
+
 def test_a_slot_with_rows_in_flight_gets_no_other_adapter() -> None:
     driver = Driver(max_loras=1)
     engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
@@ -131,6 +145,33 @@ def test_a_slot_with_rows_in_flight_gets_no_other_adapter() -> None:
     while engine.has_work():
         step(engine, driver)
     driver.check(base, asked)
+
+
+def test_a_scored_prompt_that_waits_for_a_slot_does_not_stop_launches_ahead() -> None:
+    """A step that scores a prompt is not launched ahead, so the step in flight has to end before it starts."""
+    driver = Driver(max_loras=1)
+    engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
+    running = with_adapter("x", "x", [1], max_tokens=12)
+    scored = with_adapter("y", "y", [2, 3], max_tokens=2, prompt_logprobs=0)
+    driver.add(running, scored)
+    ahead = []
+    while engine.has_work():
+        step(engine, driver)
+        ahead.append(len(driver.executor.launched))
+    assert sum(ahead) >= 10, "launches stop while a prompt cannot start anyway"
+    driver.check(running, scored)
+    assert driver.samples["y", 0].prompt_logprobs == expected_prompt_logprobs(scored)
+
+
+def test_a_scored_prompt_that_can_start_does_so_after_the_steps_in_flight() -> None:
+    driver = Driver(max_loras=1)
+    engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
+    driver.add(with_adapter("x", "x", [1], max_tokens=30))
+    step(engine, driver)
+    driver.add(with_adapter("scored", "x", [2, 3], max_tokens=1, prompt_logprobs=0))
+    for _ in range(4):
+        step(engine, driver)
+    assert driver.samples["scored", 0].prompt_logprobs is not None, "it starves while others decode"
 
 
 def test_a_forgotten_adapter_is_placed_again() -> None:

@@ -3,9 +3,11 @@
 Oracle: PEFT over transformers, in float32.
 
 Planted bugs that these tests have caught: a scale left out; an adapter put into the slot of its neighbour; the
-factors of a module taken from the layer below; an adapter that is dropped stays in its slot.
+factors of a module taken from the layer below; an adapter that is dropped stays in its slot; value heads
+in the order of another format.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,11 +43,10 @@ from tests.engine.execution.models.paged import PagedModel, Rows, load, prompt
 SIZES = AdapterSizes(slots=4, max_rank=64)
 LENGTH = 20
 FAMILIES = ["llama-biases", "qwen2", "qwen3.5", "phi3-partial", "gemma3"]
-RATES = ["in_proj_a", "in_proj_b"]  # of delta nets, which FASER does not adapt
 # Of four adapters; the last two leave products as they are.
 ADAPTERS: Sequence[dict[str, Any]] = (
-    {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "exclude_modules": RATES},
-    {"r": 64, "lora_alpha": 16, "target_modules": "all-linear", "exclude_modules": RATES, "use_rslora": True},
+    {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
+    {"r": 64, "lora_alpha": 16, "target_modules": "all-linear", "use_rslora": True},
     {"r": 8, "lora_alpha": 30, "target_modules": r".*\.(q|v|qkv)_proj", "alpha_pattern": {"v_proj": 3}},
     {"r": 5, "lora_alpha": 9, "target_modules": ["o_proj", "down_proj"], "layers_to_transform": [1]},
 )
@@ -216,6 +217,26 @@ def test_a_gguf_adapter_of_another_architecture_is_refused(
     path = write_gguf_adapter(tmp_path / "a.gguf", factors, architecture="qwen2")
     with pytest.raises(RequestError, match="is for architecture qwen2; the model's is llama"):
         loaded(tiny[1], path)
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_an_adapter_with_value_heads_in_another_order_is_refused(tmp_path: Path, tiled: bool) -> None:
+    """GGUF files of Qwen3.5 have them in tiles, folders of PEFT do not; other products have one order."""
+    case = next(each for each in CASES if each.name == "qwen3.5")
+    write_family_model(tmp_path / "base", case.model_type, case.fields)
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"linear_value_heads_tiled": tiled}))
+    model = load(tmp_path / "base", adapters=SIZES)
+    store = store_of(model, tmp_path / "base")
+    shapes = {part.name: part.shape for product in model.decoder.adapted for part in product.parts}
+    for end in ("in_proj_b", "out_proj", "mlp.up_proj"):
+        module = next(name for name in shapes if name.endswith(end))
+        peft = write_adapter(tmp_path / f"peft-{end}", {module: shapes[module]})
+        if not tiled or end == "mlp.up_proj":
+            loaded(store, peft)
+        else:
+            with pytest.raises(RequestError, match="both GGUF, or neither"):
+                loaded(store, peft)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ those of the step; logits of rows that rank 1 has dropped; a rank that is killed
 
 import os
 import signal
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ import psutil
 import pytest
 from gguf import GGMLQuantizationType
 
+from faser.engine.checkpoints.adapter import read_adapter
 from faser.engine.engine import Engine
 from faser.errors import EngineError
 from faser.types.request import Request
 from faser.types.sampling import SamplingParams
 from tests.checkpoints import write_tokenizer
+from tests.engine.checkpoints.adapter_files import write_adapter
 from tests.engine.checkpoints.family_models import write_family_model
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 from tests.engine.losslessness.equality import FEATURES, answers, build, requests, write_pair
@@ -97,6 +101,38 @@ def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
     ]
     wanted = tokens_of(build((path, path), None, **settings), asked)
     assert tokens_of(build((path, path), DRAFTING["text"], **settings, **RANKS), asked) == wanted
+
+
+def test_adapters_are_divided_too(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two at a time and none; the third is loaded while steps run, and the first is dropped and loaded again."""
+    adapters = [
+        read_adapter(name, write_adapter(tmp_path / name, seed=seed), max_rank=8)
+        for seed, name in enumerate("abc")
+    ]
+    asked = requests(temperature=0.0, max_tokens=16)
+    early = [replace(asked[i], adapter=(*adapters[:2], None)[i % 3]) for i in range(6)]
+    late = [replace(asked[i], request_id=f"late {i}", adapter=each) for i, each in enumerate(adapters)]
+    late.append(replace(asked[0], request_id="plain"))
+    lines: list[dict[tuple[str, int], tuple[int, ...]]] = []
+    settings: list[dict[str, Any]] = [{}, RANKS]
+    for each in settings:
+        engine = build(pair, DRAFTING["text"], enable_lora=True, max_loras=2, max_lora_rank=8, **each)
+        try:
+            for adapter in adapters[:2]:
+                engine.load_adapter(adapter)
+            loading = threading.Thread(target=engine.load_adapter, args=adapters[2:])
+            loading.start()
+            found = answers(engine, early)
+            loading.join()
+            engine.drop_adapter(adapters[0].digest)
+            engine.load_adapter(adapters[0])
+            found |= answers(engine, late)
+        finally:
+            engine.close()
+        lines.append({key: tokens for key, (tokens, _) in found.items()})
+    assert lines[1] == lines[0]
+    assert lines[0]["late 0", 0] == lines[0]["0", 0]
+    assert lines[0]["late 0", 0] != lines[0]["plain", 0]
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,8 @@ def _qwen3_next_fields(file: "GgufFile", config: Config) -> Config:
     return found | {"linear_value_heads_tiled": False, "linear_qkvz_split": split}
 
 
+TILED_FILES = ("qwen35", "qwen35moe")  # architectures of GGUF files whose value heads are tiled
+
 GGUF: Mapping[str, GgufArchitecture] = {
     "qwen35": GgufArchitecture(
         class_name="Qwen3_5ForCausalLM",

@@ -1,7 +1,7 @@
 """The products of a decoder that adapters may change, and what of the checkpoint is in each.
 
 An adapter names tensors; a product has several of them stacked, with rows in another order, or one rank's part.
-Products of experts, embeddings, the LM head, rates of delta nets and per-layer inputs are not adapted.
+Products of experts, embeddings, the LM head and per-layer inputs are not adapted.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from torch import Tensor
 from faser.kernels.interface.adapters import AdaptedLinear, AdapterRoom, LowRank
 from faser.kernels.interface.blocks import DecoderLayer, FeedForward, NormedLinear
 from faser.kernels.interface.shapes import PackedLinear
+from faser.optional import maybe
 from faser.types.arrays import Ints
 
 
@@ -68,7 +69,10 @@ class AdaptedProduct:
 
 
 def adapted_layer(layer: DecoderLayer, adapt: Callable[[PackedLinear], AdaptedLinear]) -> DecoderLayer:
-    """Return the layer with adapted products: of its inputs, behind its attention, and of its dense network."""
+    """Return the layer with adapted products: of its inputs, behind its attention, and of its dense network.
+
+    Those of its inputs are two in a layer with a delta net, whose rates have a product of their own.
+    """
 
     def normed(product: NormedLinear) -> NormedLinear:
         return NormedLinear(norm=product.norm, eps=product.eps, linear=adapt(product.linear))
@@ -78,4 +82,4 @@ def adapted_layer(layer: DecoderLayer, adapt: Callable[[PackedLinear], AdaptedLi
     found = replace(block, attention_out=adapt(block.attention_out))
     if isinstance(found, FeedForward):
         found = replace(found, gate_up=normed(found.gate_up), down=adapt(found.down))
-    return replace(layer, qkv=normed(layer.qkv), feed_forward=found)
+    return replace(layer, qkv=normed(layer.qkv), rates=maybe(normed, layer.rates), feed_forward=found)

@@ -203,7 +203,7 @@ def pack_weights(
 class Packer:
     """Reads and packs tensors in the order of the calls. packed_bytes: of the weights packed so far.
 
-    products: of layer_product so far. shapes: of every tensor that may be asked for. The other arguments: see
+    products: of the layers so far. shapes: of every tensor that may be asked for. The other arguments: see
     pack_weights.
     """
 
@@ -353,7 +353,8 @@ class Packer:
         orders = orders or (None,) * len(names)
         biases = [f"{name}.bias" for name in names]
         bias = self._stacked(biases, orders) if biases[0] in self._shapes else None
-        return self.pack(self._stacked([f"{name}.weight" for name in names], orders), bias)
+        packed = self.pack(self._stacked([f"{name}.weight" for name in names], orders), bias)
+        return self._noted(packed, names, orders)
 
     def product(self, name: str) -> PackedLinear:
         """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
@@ -366,11 +367,15 @@ class Packer:
         are stored. low_bit: weights in blocks stay so; False: they are dequantised.
         """
         orders = orders or (None,) * len(names)
+        packed = self._layer_product(names, orders, low_bit=low_bit)
+        return self._noted(packed, [name.removesuffix(".weight") for name in names], orders)
+
+    def _noted(self, packed: PackedLinear, names: Sequence[str], orders: Sequence[Ints | None]) -> PackedLinear:
+        """Return a product after noting what it is stacked from. names: without `.weight`."""
         parts = tuple(
-            ProductPart(name=name.removesuffix(".weight"), shape=_matrix(self._shapes[name]), rows=order)
+            ProductPart(name=name, shape=_matrix(self._shapes[f"{name}.weight"]), rows=order)
             for name, order in zip(names, orders, strict=True)
         )
-        packed = self._layer_product(names, orders, low_bit=low_bit)
         self.products.append(PackedProduct(linear=packed, parts=parts))
         return packed
 

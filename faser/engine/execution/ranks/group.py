@@ -8,7 +8,6 @@ it is their parent, or torchrun's.
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -72,10 +71,11 @@ class RankGroup:
         return self._use_store(lambda: bool(self._store.check([name])))
 
     def find(self, name: str) -> str:
-        """Return what another rank has left; waits for it."""
+        """Return what another rank has left; waits for it. Raises EngineError if this rank closes meanwhile."""
         while not self.has(name):
             self._check()
-            time.sleep(_POLL_S)
+            if self._closed.wait(_POLL_S):
+                raise EngineError("the ranks of the tensor-parallel model end")
         return self._use_store(lambda: self._store.get(name).decode())
 
     def connect(self) -> None:

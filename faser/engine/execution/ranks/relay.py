@@ -1,7 +1,8 @@
 """Messages in which rank 0 tells the other ranks what to run, and the loop in which they do.
 
 A call of rank 0's runner goes out as a message before it runs there. All ranks then meet in the sums of the layers
-and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks.
+and where the parts of the logits come together. The messages hold what a runner gets: rows, places, blocks. Those
+between forwards say which adapter is in which slot (adapters.py).
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from faser.engine.execution.adapters import AdapterStore
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.ranks.group import RankGroup
 from faser.engine.execution.runner.batch import RowBatch
@@ -108,6 +110,17 @@ class _FillCache(msgspec.Struct, frozen=True, tag=True):
     layout: _Layout
 
 
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
+    """An adapter that all ranks have loaded goes into a slot."""
+
+    slot: int
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    digest: str
+
+
 class _Compare(msgspec.Struct, frozen=True, tag=True):
     """All ranks say what hidden states they have."""
 
@@ -119,7 +132,7 @@ class _Beat(msgspec.Struct, frozen=True, tag=True):
 class _End(msgspec.Struct, frozen=True, tag=True): ...
 
 
-_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | _Compare | _Beat | _End
+_Call = _Begin | _Advance | _Compact | _Logits | _FillCache | PlaceAdapter | DropAdapter | _Compare | _Beat | _End
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Call)
 
@@ -182,11 +195,16 @@ class LeadingRunner(Runner):
                 raise EngineError(f"rank {rank} of the tensor-parallel model computes other numbers than rank 0")
 
     def _tell(self, call: _Call) -> None:
-        self._group.tell(_encoder.encode(call))
+        tell(self._group, call)
 
 
-def follow(runner: Runner, group: RankGroup) -> None:
-    """Do what rank 0's runner does, until it ends."""
+def tell(group: RankGroup, call: _Call) -> None:
+    """Send a call of rank 0 to all other ranks."""
+    group.tell(_encoder.encode(call))
+
+
+def follow(runner: Runner, group: RankGroup, adapters: AdapterStore | None = None) -> None:
+    """Do what rank 0's runner does, until it ends. adapters: this rank's parts; None: requests have none."""
     while True:
         call: _Call = _decoder.decode(group.hear())
         match call:
@@ -202,6 +220,12 @@ def follow(runner: Runner, group: RankGroup) -> None:
                 runner.logits(rows.array())
             case _FillCache(layout):
                 runner.fill_cache(layout.layout())
+            case PlaceAdapter(slot, digest):
+                assert adapters is not None, "adapters are placed where requests have some"
+                adapters.place(slot, digest)
+            case DropAdapter(digest):
+                assert adapters is not None, "adapters are dropped where requests have some"
+                adapters.drop_adapter(digest)
             case _Compare():
                 group.gather(runner.checksum())
             case _Beat():

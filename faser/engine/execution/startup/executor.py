@@ -37,6 +37,7 @@ from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lane
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import plain_streams
 from faser.engine.execution.pruning import PlainForward, make_early_pruning
+from faser.engine.execution.ranks.adapters import LeadingAdapters
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.processors import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
@@ -318,21 +319,26 @@ def make_executor(parts: EngineParts, wrap_drafter: WrapDrafter, report: Progres
         speculation=_speculation(parts, sampler, matchers, table, wrap_drafter, report)
         if parts.speculates
         else None,
-        adapters=_adapters(parts) if config.enable_lora else None,
+        adapters=_shared(make_adapters(config, target), parts.ranks) if config.enable_lora else None,
         samples_in_runner=config.schedules_async,
     )
 
 
-def _adapters(parts: EngineParts) -> AdapterStore:
-    files, decoder = parts.target.files, parts.target.decoder
+def make_adapters(config: EngineConfig, target: LoadedModel) -> AdapterStore:
+    """Make room for the adapters of a target, or of this rank's part of one."""
+    files, decoder = target.files, target.decoder
     return AdapterStore(
         decoder.adapted,
-        parts.target.backend.adapters,
+        target.backend.adapters,
         spec=files.spec,
         dtype=decoder.dtype,
         architectures=find_family(read_config(files.directory)).gguf,
-        max_rank=parts.config.max_lora_rank,
+        max_rank=config.max_lora_rank,
     )
+
+
+def _shared(adapters: AdapterStore, ranks: NoRanks) -> AdapterStore | LeadingAdapters:
+    return adapters if ranks.group is None else LeadingAdapters(adapters, ranks.group)
 
 
 def _speculation(

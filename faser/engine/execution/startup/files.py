@@ -98,11 +98,6 @@ def target_files(config: EngineConfig, directory: Path) -> ModelFiles:
     """The model that is served. Raises ConfigError if the ranks that are asked for cannot share it."""
     model = read_model_config(directory)
     if config.tensor_parallel_size > 1:
-        if config.enable_lora:
-            raise ConfigError(
-                f"tensor_parallel_size is {config.tensor_parallel_size} and enable_lora is on; ranks hold no "
-                "adapters, tensor_parallel_size must be 1"
-            )
         local_spec(model.spec, Shard(rank=0, size=config.tensor_parallel_size))
     return _files(
         config,

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from faser.engine.contract.messages import Configure, from_text
+from faser.engine.execution.ranks.adapters import follow_loads
 from faser.engine.execution.ranks.group import ANSWER_S, RankGroup
 from faser.engine.execution.ranks.relay import follow
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.executor import engine_backend
+from faser.engine.execution.startup.executor import engine_backend, make_adapters
 from faser.engine.execution.startup.files import target_files
 from faser.engine.execution.startup.leader import BLOCKS, CONFIGURE, loaded
 from faser.engine.execution.startup.models import LoadedModel, load_model
@@ -37,10 +38,13 @@ def run(group: RankGroup) -> None:
         dtype=target.files.kv_dtype,
     )
     runner = Runner(target.decoder, target.backend, kv)
+    adapters = make_adapters(configure.config, target) if configure.config.enable_lora else None
+    if adapters is not None:
+        follow_loads(adapters, group)
     group.connect()
     _log.info("rank %d of %d has %d MB of weights", group.rank, group.size, target.weight_bytes // 10**6)
     try:
-        follow(runner, group)
+        follow(runner, group, adapters)
     except EngineError:
         time.sleep(ANSWER_S)  # rank 0 finds out which rank is gone, and would find this one too
         raise

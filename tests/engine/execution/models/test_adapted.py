@@ -1,7 +1,7 @@
 """A decoder whose rows have adapters gives what a model with merged weights, W + B A, gives.
 
 Planted bugs that these tests have caught: the neighbour's rows; columns of a part one panel off; orders of rows
-ignored; a scale of twice its size.
+ignored; a scale of twice its size; rates of delta nets swapped.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,8 @@ rank does not drop; logits of other rows there.
 """
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import cast
@@ -15,6 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from faser.engine.contract.plan import NO_ADAPTER
+from faser.engine.execution.models.adapted import AdapterSizes
+from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.shard import Shard
 from faser.engine.execution.ranks import relay
@@ -34,39 +38,56 @@ SLOTS, BLOCKS, MOST = 3, 8, 64
 
 
 class QueueGroup:
-    """Both ranks of a group in one process."""
+    """Both ranks of a group in one process. notes: what they leave for each other; "end": nothing follows."""
 
-    def __init__(self, rank: int, ranks: ThreadRanks, told: "SimpleQueue[bytes]") -> None:
+    def __init__(
+        self, rank: int, ranks: ThreadRanks, told: "SimpleQueue[bytes]", notes: dict[str, str] | None = None
+    ) -> None:
         self.rank, self.size = rank, 2
+        self.notes = {} if notes is None else notes
         own = ranks.of(rank)
         self.all_reduce: Callable[[Tensor], Tensor] = own.all_reduce
         self.gather: Callable[[Tensor], list[Tensor] | None] = own.gather
         self.tell, self.hear = told.put, told.get
+        self.leave = self.notes.__setitem__
+
+    def find(self, name: str) -> str:
+        until_s = time.monotonic() + PATIENCE_S
+        while name not in self.notes:
+            if "end" in self.notes or time.monotonic() > until_s:
+                raise EngineError(f"nobody leaves {name}")
+            time.sleep(0.001)
+        return self.notes[name]
 
 
-def runner_of(directory: Path, group: RankGroup) -> Runner:
-    backend = TorchBackend()
-    decoder = load_decoder(
+def decoder_of(directory: Path, group: RankGroup, adapters: AdapterSizes | None = None) -> Decoder:
+    return load_decoder(
         directory,
-        backend,
+        TorchBackend(),
         torch.float64,
         max_model_len=128,
         max_rows=MOST,
         progress=lambda *_: None,
         shard=Shard(rank=group.rank, size=2),
         ranks=group,
+        adapters=adapters,
     )
+
+
+def runner_over(decoder: Decoder, group: RankGroup) -> Runner:
+    backend = TorchBackend()
     kv = KvShape(heads=decoder.spec.kv_heads, num_blocks=SLOTS * BLOCKS, block_size=16, dtype=torch.float64)
     if group.rank:
         return Runner(decoder, backend, kv)
     return LeadingRunner(decoder, backend, kv, HostTokenSampler(TorchSamplingKernels()), group)
 
 
-def drive(runner: Runner, steps: int) -> list[Tensor]:
+def drive(runner: Runner, steps: int, adapters: Sequence[int] = (NO_ADAPTER,) * SLOTS) -> list[Tensor]:
     """Whole forwards, and forwards in two parts with rows that are dropped in between; logits of some rows."""
     table = BlockTable(SLOTS, BLOCKS)
-    for slot in range(SLOTS):
+    for slot, adapter in enumerate(adapters):
         table.append(slot, tuple(range(slot * BLOCKS, (slot + 1) * BLOCKS)))
+        table.set_adapter(slot, adapter)
     found = []
     for step in range(steps):
         counts = np.array([3, 1, 2], dtype=np.int32)
@@ -88,10 +109,10 @@ def drive(runner: Runner, steps: int) -> list[Tensor]:
 def on_two_ranks(directory: Path, work: Callable[[Runner], list[Tensor]]) -> list[Tensor]:
     ranks, told = ThreadRanks(2), SimpleQueue[bytes]()
     leading, following = (cast(RankGroup, QueueGroup(rank, ranks, told)) for rank in range(2))
-    other = runner_of(directory, following)
+    other = runner_over(decoder_of(directory, following), following)
     thread = threading.Thread(target=follow, args=(other, following), daemon=True)
     thread.start()
-    runner = runner_of(directory, leading)
+    runner = runner_over(decoder_of(directory, leading), leading)
     assert isinstance(runner, LeadingRunner)
     try:
         found = work(runner)
@@ -103,17 +124,23 @@ def on_two_ranks(directory: Path, work: Callable[[Runner], list[Tensor]]) -> lis
         assert not thread.is_alive()
 
 
-def whole(directory: Path) -> Runner:
+def whole(directory: Path, adapters: AdapterSizes | None = None) -> tuple[Runner, Decoder]:
     backend = TorchBackend()
     decoder = load_decoder(
-        directory, backend, torch.float64, max_model_len=128, max_rows=MOST, progress=lambda *_: None
+        directory,
+        backend,
+        torch.float64,
+        max_model_len=128,
+        max_rows=MOST,
+        progress=lambda *_: None,
+        adapters=adapters,
     )
     kv = KvShape(heads=decoder.spec.kv_heads, num_blocks=SLOTS * BLOCKS, block_size=16, dtype=torch.float64)
-    return Runner(decoder, backend, kv)
+    return Runner(decoder, backend, kv), decoder
 
 
 def test_the_other_rank_does_what_the_first_does(tiny_checkpoint: Path) -> None:
-    wanted = drive(whole(tiny_checkpoint), 20)
+    wanted = drive(whole(tiny_checkpoint)[0], 20)
     found = on_two_ranks(tiny_checkpoint, lambda runner: drive(runner, 20))
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)

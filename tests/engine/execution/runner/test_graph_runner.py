@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+from faser.engine.execution.models.adapted import AdapterSizes
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.layers import mixer_shapes
 from faser.engine.execution.models.loader import load_decoder
@@ -94,6 +95,7 @@ class Side:
         backend: FlashInferBackend | None = None,
         state_layers: tuple[int, ...] = (),
         max_model_len: int = BLOCK_SIZE * WIDTH,
+        adapters: AdapterSizes | None = None,
     ) -> None:
         self.backend: FlashInferBackend = backend or fake_backend()
         self.decoder: Decoder = load_decoder(
@@ -105,6 +107,7 @@ class Side:
             max_logit_rows=MAX_LOGIT_ROWS,
             state_layers=state_layers,
             progress=lambda *_: None,
+            adapters=adapters,
         )
         self.kv = KvShape(
             heads=self.decoder.spec.kv_heads,

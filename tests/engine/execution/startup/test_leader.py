@@ -7,7 +7,6 @@ failed start; a warning for as many ranks as cores.
 import logging
 import os
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +63,6 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_a_process_is_started(
     write_family_model(tmp_path, model_type, fields)
     with pytest.raises(ConfigError, match=problem):
         find_models(config_of(tmp_path, size), tmp_path, quiet)
-
-
-def test_ranks_refuse_adapters_before_a_process_is_started(tiny_checkpoint: Path) -> None:
-    config = replace(config_of(tiny_checkpoint, 2), enable_lora=True)
-    with pytest.raises(
-        ConfigError, match="tensor_parallel_size is 2 and enable_lora is on; ranks hold no adapters"
-    ):
-        find_models(config, tiny_checkpoint, quiet)
 
 
 def test_a_start_that_fails_leaves_no_rank_behind(tiny_checkpoint: Path) -> None:
