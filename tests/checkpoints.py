@@ -4,6 +4,7 @@ Everything a model directory holds, small enough to be built in a moment; nothin
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def write_checkpoint(
 
 def tiny_tokenizer() -> Tokenizer:
     """Byte-level BPE of VOCAB_SIZE tokens: any text goes in and comes back unchanged."""
+    return Tokenizer.from_str(_trained())
+
+
+@cache
+def _trained() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -115,7 +121,7 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator([_WORDS] * 2, trainer)
     missing = VOCAB_SIZE - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([AddedToken(f"<|reserved_{i}|>", special=True) for i in range(missing)])
-    return tokenizer
+    return tokenizer.to_str()
 
 
 def write_tokenizer(directory: Path) -> None:

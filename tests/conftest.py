@@ -1,9 +1,13 @@
 """Fixtures shared by the whole test tree."""
 
+import gc
 import os
 import signal
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import httpx
 import torch
 from hypothesis import settings
 
@@ -61,6 +66,12 @@ def _is_longer(item: pytest.Item) -> bool:
     )
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look through what tests make alone: modules and 16,000 tests took it a second."""
+    gc.freeze()
+    gc.set_threshold(10_000)
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether tests that could go on for minutes do."""
@@ -90,6 +101,22 @@ def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     """
     cache: pytest.Cache | None = getattr(request.config, "cache", None)
     return tmp_path_factory.mktemp("native-kernels") if cache is None else Path(cache.mkdir("native-kernels"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def web_context() -> Iterator[None]:
+    """Read the authorities of the web once: each client would, which takes longer than most requests."""
+
+    @cache
+    def shared() -> ssl.SSLContext:
+        return httpx.create_ssl_context()
+
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        return shared() if verify is True and cert is None else httpx.create_ssl_context(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("httpx._transports.default.create_ssl_context", context)
+        yield
 
 
 @pytest.fixture(scope="session")

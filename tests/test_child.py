@@ -25,6 +25,7 @@ def output_of(command: Sequence[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("make", [hostile_folder, parent_of_a_clone])
 @pytest.mark.parametrize("module, said", [("faser", f"faser {faser.__version__}"), ("pip", "pip ")])
+@pytest.mark.full(but=("faser-faser 0.1.0-hostile_folder", "pip-pip -parent_of_a_clone"))
 def test_nothing_is_imported_from_the_working_directory(
     make: Callable[[Path], Path], module: str, said: str, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_model_that_cannot_be_served_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["generate", "chat", "structured_output", "embed"])
+@pytest.mark.full(but=("chat", "embed"))
 def test_examples_run(name: str, tiny_checkpoint: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tiny_checkpoint)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)

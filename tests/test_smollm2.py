@@ -37,7 +37,7 @@ def prompts(full: bool) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def greedy(full: bool) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=128 if full else 32, ignore_eos=True)
+    return SamplingParams(temperature=0.0, max_tokens=128 if full else 16, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,7 @@ def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
 
 
 @pytest.mark.parametrize("quantization", [None, pytest.param("none", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_bfloat16_is_the_same_alone_and_in_a_crowd(
     directory: Path, quantization: str | None, prompts: tuple[str, ...]
 ) -> None:

@@ -98,6 +98,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.full(but=("calls",))
 def test_calls_and_json_are_the_same_with_drafts_of_16_tokens(
     tiny_checkpoint: Path, kernel_cache: Path, case: str
 ) -> None:

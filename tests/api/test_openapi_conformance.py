@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 
 _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 _FEW = settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,

@@ -93,6 +93,7 @@ _COUNTERS = ("vllm:prefix_cache_hits_total", "faser_spec_accepted_tokens_total")
         pytest.param({}, True, id="no keys"),
     ],
 )
+@pytest.mark.full(but=("keys", "no keys"))
 def test_answers_do_not_show_whether_another_client_asked_the_same(
     tiny_checkpoint: Path, settings: dict[str, Any], shared: bool
 ) -> None:

@@ -155,6 +155,7 @@ def undrafted(tiny_checkpoint: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", ["auto", "draft_model"])
+@pytest.mark.full(but=("draft_model",))
 def test_speculation_changes_no_token_logprob_or_reason(
     tiny_checkpoint: Path, undrafted: list[Any], method: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_frozen_server_and_its_children_use_no_processor_until_they_are_thawed
 
 @pytest.mark.parametrize("child", [_SPIN, _STUBBORN])
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.full(but=(f"True-{_SPIN}", f"False-{_STUBBORN}"))
 def test_no_process_is_left_after_a_server_frozen_or_not(tmp_path: Path, child: str, frozen: bool) -> None:
     before = psutil.Process().children(recursive=True)
     with Server(_recipe(tmp_path / "log", _SERVE, child), grace_s=0.5) as server:

@@ -81,6 +81,7 @@ def test_a_head_is_made_measured_and_written(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_block_drafter_is_made_measured_and_written(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
 
 
 @pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.full(but=("True",))
 def test_the_log_says_that_the_default_model_is_a_small_one(
     tiny_checkpoint: Path, tmp_path: Path, is_named: bool
 ) -> None:

@@ -62,7 +62,7 @@ def ask(url: str, answers: list[str]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.full(but=("15", "1"))
+@pytest.mark.full(but=("15",))
 def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: signal.Signals) -> None:
     answers: list[str] = []
     with server("ready") as (process, url):
@@ -107,7 +107,7 @@ def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
         (signal.SIGINT, signal.SIGTERM),
     ],
 )
-@pytest.mark.full(but=("2-2", "15-15"))
+@pytest.mark.full(but=("2-2",))
 def test_a_second_signal_quits_at_once(first: signal.Signals, second: signal.Signals) -> None:
     with server("slow", 60) as (process, url):
         assert line(process) == "ready"
@@ -161,6 +161,7 @@ def test_a_closed_terminal_lets_running_requests_finish() -> None:
         process.wait(PATIENCE_S)
 
 
+@pytest.mark.full
 def test_nohup_keeps_a_server_through_the_end_of_its_terminal() -> None:
     with server("ready", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as (process, url):
         assert line(process) == "ready"
@@ -174,7 +175,7 @@ def test_nohup_keeps_a_server_through_the_end_of_its_terminal() -> None:
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 @pytest.mark.parametrize("fate, ends", [("fetching", ["cancelled"]), ("loading", ["drained, 0 left", "stopped"])])
-@pytest.mark.full(but=("loading-ends1-15-0", "fetching-ends0-2-130"))
+@pytest.mark.full(but=("loading-ends1-15-0",))
 def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
     number: signal.Signals, status: int, fate: str, ends: list[str]
 ) -> None:
@@ -190,6 +191,7 @@ def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
         assert said == "faser serve: stopped before it was ready\n"
 
 
+@pytest.mark.full
 def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
     with server("bad-fetch") as (process, _):
         _, errors = process.communicate(timeout=PATIENCE_S)
@@ -200,6 +202,7 @@ def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
 @pytest.mark.parametrize(
     "fate, reason", [("bad-config", "the model has no layers"), ("bad-engine", "the engine died")]
 )
+@pytest.mark.full(but=("bad-config-the model has no layers",))
 def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, reason: str) -> None:
     with server(fate) as (process, _):
         assert line(process) == "stopped"
@@ -208,6 +211,7 @@ def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, r
         assert errors.strip().endswith(reason)
 
 
+@pytest.mark.full
 def test_an_engine_that_ends_for_good_ends_the_server_with_its_reason_and_status_1() -> None:
     with server("dying") as (process, _):
         assert [line(process), line(process), line(process)] == ["ready", "drained, 0 left", "stopped"]

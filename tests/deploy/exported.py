@@ -1,6 +1,7 @@
 """The series that a server exports, one with several models too, as a scrape shows them."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from faser.metrics.models import ModelsMetrics
@@ -11,6 +12,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 _ABOUT_SCRAPES = {"up"}
 
 
+@cache
 def exported_series() -> dict[str, set[str]]:
     """The label names of every series, histograms' buckets, sums and counts each by itself."""
     series: dict[str, set[str]] = {}

@@ -1,6 +1,9 @@
 """The chart as Helm renders it, and what its pods run."""
 
+import json
+import pickle
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,11 +21,18 @@ WORKLOADS = ("Deployment", "LeaderWorkerSet")
 
 
 def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
-    rendered = helm.Chart.load(str(CHART)).render(values, name="release", namespace="models")
+    """Return what the chart makes of the values; the caller may change it."""
+    found: list[dict[str, Any]] = pickle.loads(_rendered(json.dumps(values)))
+    return found
+
+
+@cache
+def _rendered(values: str) -> bytes:
+    rendered = helm.Chart.load(str(CHART)).render(json.loads(values), name="release", namespace="models")
     documents = [
         each for path, text in rendered.items() if path.endswith(".yaml") for each in yaml.safe_load_all(text)
     ]
-    return [each for each in documents if each]
+    return pickle.dumps([each for each in documents if each])
 
 
 def of_kind(values: dict[str, Any], *kinds: str) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def refused(model: Path, folder: Path, *flags: str) -> str:
         end(server)
 
 
+@pytest.mark.full
 def test_a_model_that_does_not_exist_is_named(folder: Path) -> None:
     line = refused(Path("/no/such/model"), folder)
     assert (

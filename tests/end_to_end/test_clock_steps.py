@@ -79,6 +79,7 @@ def seconds_measured(server: Server, name: str) -> float:
     return server.metric(f"{name}_seconds_sum")
 
 
+@pytest.mark.full
 def test_a_clock_that_jumps_touches_no_deadline_rate_connection_or_metric(
     clock: tuple[SetClock, dict[str, str]], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_compiling_has_a_line_and_a_signal_ends_the_compilers_and_leaves_no_file
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_killed_server_leaves_no_compiler_and_no_files(
     tiny_checkpoint: Path, tmp_path: Path, slow_compiler: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_killed_server_leaves_no_compiler_and_no_files(
         end(server)
 
 
+@pytest.mark.full
 def test_a_cache_that_is_read_only_is_one_line(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """The model is here; what cannot be kept are the compiled kernels."""
     with read_only(tmp_path / "disk") as disk:

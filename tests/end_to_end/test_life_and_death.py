@@ -23,10 +23,12 @@ RESTART_S = 60.0  # of an engine, on a machine that does other things too
 
 
 @pytest.fixture(scope="module")
-def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
+def fresh(tiny_checkpoint: Path, folder: Path, full: bool) -> Iterator[Iterator[Server]]:
     """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
     flags = (*_FAST_START, "--shutdown-timeout")
-    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", *("25",) * 4)]
+    servers = [
+        start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", *("25",) * (4 if full else 2))
+    ]
     try:
         for each in servers:
             each.wait_ready()
@@ -38,10 +40,15 @@ def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
 
 @pytest.fixture
 def strict(tiny_checkpoint: Path, folder: Path) -> Iterator[Server]:
-    """A server that starts its engine again once, and waits 5 seconds for a sign of life."""
-    with serving(
-        tiny_checkpoint, folder, *_FAST_START, "--engine-restarts", "1", "--engine-timeout", "5"
-    ) as server:
+    """A server that starts its engine again once."""
+    with serving(tiny_checkpoint, folder, *_FAST_START, "--engine-restarts", "1") as server:
+        yield server
+
+
+@pytest.fixture
+def impatient(tiny_checkpoint: Path, folder: Path) -> Iterator[Server]:
+    """A server that waits 5 seconds for a sign of life."""
+    with serving(tiny_checkpoint, folder, *_FAST_START, "--engine-timeout", "5") as server:
         yield server
 
 
@@ -158,6 +165,7 @@ def test_a_killed_engine_fails_what_runs_and_is_started_again(fresh: Iterator[Se
     assert server.wait_end() == 0
 
 
+@pytest.mark.full
 def test_sigterm_while_the_engine_is_started_again_ends_the_server_with_status_0(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()
@@ -181,8 +189,9 @@ def test_the_death_after_the_last_restart_ends_the_server_with_status_1(strict: 
     )
 
 
-def test_a_hanging_engine_is_killed_and_started_again(strict: Server) -> None:
-    server = strict
+@pytest.mark.full
+def test_a_hanging_engine_is_killed_and_started_again(impatient: Server) -> None:
+    server = impatient
     stream = Stream(server, LONG)
     server.engine_process().suspend()
     stream.join()
@@ -211,6 +220,7 @@ def test_a_killed_front_end_leaves_no_engine_at_work(fresh: Iterator[Server]) ->
     until(lambda: _has_ended(engine))
 
 
+@pytest.mark.full
 def test_a_killed_front_end_leaves_no_idle_engine(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()

@@ -77,6 +77,7 @@ def test_models_take_turns_and_each_answers_as_it_does_alone(server: Server, cli
     assert {name: answer(client, name) for name in ("two", "one")} == first
 
 
+@pytest.mark.full
 def test_a_model_that_streams_stays_until_it_has_finished(server: Server, client: openai.OpenAI) -> None:
     alone = answer(client, "one", 600)
     stream = client.completions.create(
@@ -109,6 +110,7 @@ def test_a_damaged_model_says_what_is_wrong_and_others_go_on(server: Server, cli
     assert answer(client, "one")
 
 
+@pytest.mark.full
 def test_a_killed_engine_is_started_again_with_the_same_model(server: Server, client: openai.OpenAI) -> None:
     before = answer(client, "two")
     (engine,) = engines(server)

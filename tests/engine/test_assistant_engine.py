@@ -69,6 +69,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("kind", ["all logits", "centroids"])
 @pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.full(but=("native-centroids", "torch-all logits"))
 def test_drafts_are_those_of_transformers_whatever_was_accepted_before(
     kind: str, backend: str, target: tuple[Path, Any], assistants: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -98,6 +99,7 @@ def test_drafts_are_those_of_transformers_whatever_was_accepted_before(
 
 
 @pytest.mark.parametrize("drafts", ["alone", "with text", "sampled", "int8", "int8 keys"])
+@pytest.mark.full(but=("with text", "sampled", "int8 keys"))
 def test_answers_are_those_without_drafts(
     drafts: str, target: tuple[Path, Any], assistants: dict[str, tuple[Path, Any]], right: tuple[Path, Path]
 ) -> None:

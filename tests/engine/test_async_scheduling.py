@@ -402,6 +402,7 @@ def live(seed: int, *, follows: bool = False) -> tuple[Driver, list[Request]]:
 
 
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.full(but=[*map(str, range(40))])
 def test_random_lives_with_drafts_behind_steps_in_flight_come_to_the_same(seed: int) -> None:
     """Some of these drafts are refused, and made once the step has ended."""
     driver, wanted = live(seed, follows=True)
@@ -456,6 +457,7 @@ class Always(RandomPolicy):
 
 
 @pytest.mark.parametrize("seed", range(150))
+@pytest.mark.full(but=[*map(str, range(60))])
 def test_random_lives_come_to_what_each_sample_comes_to_alone(seed: int) -> None:
     driver, wanted = live(seed)
     driver.check(*wanted)

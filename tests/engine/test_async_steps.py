@@ -42,6 +42,7 @@ def test_answers_are_those_of_steps_that_wait_for_each_other(
 
 
 @pytest.mark.parametrize("sampling", [STOPS, {"temperature": 0.0}, FEATURES["truncated"]])
+@pytest.mark.full(but=("sampling0",))
 def test_requests_that_need_only_logits_answer_the_same(pair: tuple[Path, Path], sampling: dict[str, Any]) -> None:
     asked = requests(**sampling)
     engine = build(pair, None, async_scheduling=True)
@@ -55,7 +56,7 @@ def test_requests_that_need_only_logits_answer_the_same(pair: tuple[Path, Path],
 
 @pytest.mark.parametrize("policy", ["faser", "fixed"])
 @pytest.mark.parametrize("method", ["draft_model", "suffix"])
-@pytest.mark.full(but=("suffix-faser", "draft_model-faser"))
+@pytest.mark.full(but=("draft_model-faser",))
 def test_engines_that_speculate_answer_the_same(
     pair: tuple[Path, Path], alone: dict[tuple[str, int], Answer], method: str, policy: str
 ) -> None:

@@ -180,6 +180,7 @@ def test_the_answers_that_wait_are_bounded(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("rate, low, high", [(0.5, 2, 22), (0.0, 0, 0)])
+@pytest.mark.full(but=("0.5-2-22",))
 def test_the_rate_is_the_share_that_is_replayed(
     checkpoints: Checkpoints, rate: float, low: int, high: int
 ) -> None:

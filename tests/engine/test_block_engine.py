@@ -46,7 +46,7 @@ SECOND = replace(BARE, selector_rank=8)
     ids=["speculators", "dflash", "gguf", "dflash 2", "gemma 4"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.full(but=("0.0-speculators", "0.8-dflash", "0.8-gguf", "0.0-dflash 2"))
+@pytest.mark.full(but=("0.8-gguf", "0.0-dflash 2"))
 def test_drafts_of_blocks_change_no_answer(
     tmp_path: Path, method: str, layout: str, shape: BlockShape, temperature: float
 ) -> None:
@@ -75,6 +75,7 @@ def test_model_and_drafter_may_both_be_gguf_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 10.5), ("Q4_0", 10.5), ("F32", 16)])
+@pytest.mark.full(but=("Q4_0-10.5", "F32-16"))
 def test_a_drafter_in_floats_is_rounded_to_bytes_where_its_model_has_few_bits(
     tmp_path: Path, kind: str, bits: float
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_drafter_in_floats_is_rounded_to_bytes_where_its_model_has_few_bits(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.full(but=("bfloat16",))
 def test_a_policy_that_decides_by_measured_times_changes_no_answer(tmp_path: Path, dtype: str) -> None:
     path, head = checkpoint(tmp_path / "model", dtype), tmp_path / "head"
     write_block(head, SHAPE, "speculators", dtype=getattr(torch, dtype))
@@ -114,6 +116,7 @@ class WatchedDrafter:
 
 
 @pytest.mark.parametrize("asked", [{"method": "dspark"}, {}])
+@pytest.mark.full(but=("asked1",))
 def test_no_more_tokens_are_asked_for_than_a_block_has(tmp_path: Path, asked: dict[str, str]) -> None:
     """The default is 8 tokens of a model, and the drafter was trained for blocks of 3."""
     path, head = checkpoint(tmp_path / "model", "float32"), tmp_path / "head"

@@ -163,6 +163,7 @@ def write_agreeing(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.full(but=("dtype0",))
 def test_a_head_that_agrees_with_the_model_is_right(tmp_path: Path, dtype: torch.dtype) -> None:
     path, head = write_agreeing(tmp_path, dtype)
     kv_cache_memory = (3 if dtype is torch.float32 else 2) << 20

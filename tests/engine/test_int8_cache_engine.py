@@ -63,7 +63,7 @@ def wanted(checkpoints: tuple[Path, Path]) -> Wanted:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.full(but=("draft_model-float32", "suffix-bfloat16"))
+@pytest.mark.full(but=("suffix-bfloat16",))
 def test_answers_are_those_without_speculation(
     checkpoints: tuple[Path, Path], drafter: str, dtype: str, wanted: Wanted
 ) -> None:

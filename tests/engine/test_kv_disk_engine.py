@@ -183,6 +183,15 @@ def record_bytes(folder: Path) -> int:
     [damage_records, swap_records, truncate_records, damage_index, replace_index],
     ids=lambda each: each.__name__,
 )
+@pytest.mark.full(
+    but=(
+        "dense-damage_records",
+        "dense-truncate_records",
+        "dense-replace_index",
+        "hybrid-swap_records",
+        "hybrid-damage_index",
+    )
+)
 def test_what_is_damaged_is_computed_again_and_logged_once(
     model: Model,
     wanted: dict[tuple[str, int], Answer],

@@ -54,6 +54,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, P
 
 
 @pytest.mark.parametrize("kind", ["torch", "native", "separate"])
+@pytest.mark.full(but=("native", "separate"))
 def test_logits_of_a_paged_cache_are_those_of_no_cache(
     kind: str, checkpoints: tuple[Path, Path, Path], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +96,7 @@ def crowded(checkpoints: tuple[Path, Path, Path], speculation: dict[str, Any], *
     return engine
 
 
-@pytest.mark.full(but=("off", "suffix", "eagle3"))
+@pytest.mark.full(but=("eagle3",))
 @pytest.mark.parametrize("method", ["off", "suffix", "ngram", "draft_model", "eagle3"])
 def test_a_whole_engine_answers_as_no_cache_does(method: str, checkpoints: tuple[Path, Path, Path]) -> None:
     """Twice: the second time prompts are in the prefix cache."""

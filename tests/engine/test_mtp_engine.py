@@ -134,6 +134,7 @@ def right_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("too little", "qwen3_next"),
     ],
 )
+@pytest.mark.full(but=("too little-qwen3_5_text", "too little-qwen3_next"))
 def test_drafts_are_those_of_the_reference_whatever_was_accepted_before(
     memory: str, family: str, random_layer: tuple[Path, Any], random_mixtures: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -205,6 +206,7 @@ def test_drafts_of_the_next_turn_are_those_of_the_reference(random_layer: tuple[
 
 
 @pytest.mark.parametrize("drafts", ["alone", "with text", "sampled", "int8"])
+@pytest.mark.full(but=("with text", "sampled"))
 def test_answers_are_those_without_drafts(drafts: str, random_layer: tuple[Path, Any], right_layer: Path) -> None:
     settings = {"quantization": "int8", "dtype": "bfloat16"} if drafts == "int8" else {}
     speculation = fixed(method="auto") if drafts == "with text" else fixed()
@@ -223,6 +225,7 @@ def test_answers_are_those_without_drafts(drafts: str, random_layer: tuple[Path,
 
 
 @pytest.mark.parametrize("feature", ["schema", "structure and all others", "penalties", "endings"])
+@pytest.mark.full(but=("structure and all others", "penalties"))
 def test_answers_with_a_structure_or_penalties_are_those_without_drafts(
     feature: str, random_layer: tuple[Path, Any], right_layer: Path
 ) -> None:

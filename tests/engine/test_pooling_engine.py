@@ -90,6 +90,7 @@ def expected(model: Any, prompt: tuple[int, ...], pooling: Pooling) -> Any:
     "model_type, backend, ahead",
     [*((each, "native", False) for each in FAMILIES), ("llama", "native", True), ("llama", "torch", False)],
 )
+@pytest.mark.full(but=("qwen3-native-False", "gemma3_text-native-False", "llama-native-True"))
 def test_vectors_are_those_of_transformers_beside_chats(
     tmp_path: Path, model_type: str, backend: str, ahead: bool
 ) -> None:

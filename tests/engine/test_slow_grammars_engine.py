@@ -84,6 +84,7 @@ def engine_of(model: Path, speculation: dict[str, Any] | None, *, ahead: bool = 
 
 
 @pytest.mark.parametrize("drafts, ahead", [(False, False), (True, False), (False, True)])
+@pytest.mark.full(but=("attention-False-True", "states-True-False"))
 def test_others_go_on_while_a_grammar_takes_long(model: Path, drafts: bool, ahead: bool) -> None:
     alone, _ = run(engine_of(model, None), ambiguous())
     assert alone[SLOW] == (X,) * NUM_TOKENS

@@ -138,6 +138,7 @@ def hold(engine: Engine, script: Iterable[Iterable[Turn]]) -> None:
 
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("num_snapshots", [1, 2, 40])
+@pytest.mark.full(but=("1-True", "2-False", "40-True"))
 def test_conversations_are_answered_as_without_a_prefix_cache(
     num_snapshots: int, drafts: bool, model: Path, script: list[list[Turn]]
 ) -> None:

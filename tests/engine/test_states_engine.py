@@ -95,6 +95,7 @@ def test_samples_of_a_request_are_those_it_has_alone(
 @pytest.mark.parametrize(
     "method, feature", [("grammar", "schema"), ("auto", "schema"), ("auto", "structure and all others")]
 )
+@pytest.mark.full(but=("auto-structure and all others",))
 def test_structured_answers_are_those_without_drafts(method: str, feature: str, model: Path) -> None:
     """Greedy and sampled, from prompts that repeat themselves; many drafts are what the structure dictates."""
     sampling = FEATURES[feature] | {"max_tokens": 60, "n": 1}

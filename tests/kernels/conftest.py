@@ -1,12 +1,17 @@
 """Backends over the native kernels, which are compiled once and kept between test runs."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import Isa, library_path, runnable_isas
+from faser.kernels.cpu.build import COMPILERS, Isa, library_path, runnable_isas
+
+LibraryOf = Callable[[Isa], Path]
+_QUICK = Path(__file__).with_name("quick_compiler.sh")
 
 
 def tested_isas() -> list[Isa]:
@@ -27,10 +32,25 @@ def other_isas() -> list[Isa]:
     return [isa for isa, needed in _OTHERS.items() if set(needed) <= set(features)]
 
 
+@pytest.fixture(scope="session")
+def library_of(kernel_cache: Path, full: bool) -> LibraryOf:
+    """Return the library for an instruction set.
+
+    Those that this CPU would not choose are compiled in a third of the time, unless with --full: to the same bits,
+    as no flag lets the compiler reorder what the source says.
+    """
+
+    def compiled(isa: Isa) -> Path:
+        quick = not full and isa is not runnable_isas()[0] and shutil.which("c++") is not None
+        return library_path(isa, cache_dir=kernel_cache, compilers=(str(_QUICK),) if quick else COMPILERS)
+
+    return compiled
+
+
 @pytest.fixture(scope="session", params=tested_isas())
-def native(request: pytest.FixtureRequest, kernel_cache: Path) -> NativeBackend:
+def native(request: pytest.FixtureRequest, library_of: LibraryOf) -> NativeBackend:
     """A backend of two threads for every instruction set worth testing here."""
-    return NativeBackend(library_path(request.param, cache_dir=kernel_cache), num_threads=2)
+    return NativeBackend(library_of(request.param), num_threads=2)
 
 
 @pytest.fixture(scope="session")

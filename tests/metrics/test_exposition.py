@@ -68,7 +68,7 @@ def test_the_page_is_what_the_library_writes() -> None:
     draw, stats = random.Random(4), EngineStats()
     each = [Metrics(model_name='a "b"', max_model_len=64, engine=str(number)) for number in range(2)]
     joined = ReplicaMetrics(each)
-    for _ in range(150):
+    for _ in range(60):
         metrics = draw.choice(each)
         stats = change(metrics, draw, stats)
         assert metrics.render() == generate_latest(metrics.page)

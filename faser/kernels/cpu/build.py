@@ -357,6 +357,7 @@ def _flags(isa: Isa) -> tuple[str, ...]:
     return _FLAGS + compiler_flags(isa)
 
 
+@functools.cache
 def _version(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.partition("\n")[0]
@@ -366,6 +367,7 @@ def _source_files() -> list[Path]:
     return sorted(path for path in SOURCE_DIR.rglob("*") if path.suffix in (".cpp", ".h"))
 
 
+@functools.cache
 def _read_sources() -> str:
     return "\0".join(f"{path.relative_to(SOURCE_DIR)}\0{path.read_text()}" for path in _source_files())
 

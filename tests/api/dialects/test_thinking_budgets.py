@@ -146,6 +146,7 @@ AGENTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.full(but=("plain", "switch", "harmony"))
 def test_no_effort_of_an_agent_is_refused(template: str) -> None:
     tokenizer = byte_tokenizer(TEMPLATES[template], special_tokens=MARKS)
     with serving(Thinker(saying("Hello!"), tokenizer=tokenizer)) as url:

@@ -207,6 +207,7 @@ def test_a_body_that_does_not_arrive_in_time_is_a_408(limited_url: str, engine: 
     ],
     ids=["no-chunk", "size", "half", "bytes", "extension", "long-extension", "trailers", "zeros", "large-chunk"],
 )
+@pytest.mark.full(but=("half", "extension", "zeros"))
 def test_a_chunked_body_that_stalls_or_drips_is_a_408(
     limited_url: str, engine: FakeEngine, begin: bytes, drip: bytes
 ) -> None:
@@ -353,6 +354,7 @@ def test_a_body_that_a_route_has_no_use_for_is_not_read_either(limited_url: str)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.full(but=("0.0-False", "0.0-True", "1.0-True"))
 def test_who_half_closes_after_the_request_gets_the_answer(
     limited_url: str, engine: FakeEngine, stream: bool, seconds: float
 ) -> None:
@@ -381,6 +383,7 @@ def test_half_closing_is_possible_in_http_1_0(limited_url: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.full(but=("1.0-False", "1.1-True"))
 def test_who_has_gone_is_not_taken_for_half_closed(
     limited_url: str, engine: FakeEngine, stream: bool, version: str
 ) -> None:

@@ -191,7 +191,7 @@ asyncio.run(main())
         ),
     ],
 )
-@pytest.mark.full(but=("/v1/completions-fields3-200", "/v1/chat/completions-fields6-200"))
+@pytest.mark.full(but=("/v1/chat/completions-fields6-200",))
 def test_a_long_text_costs_no_more_memory_than_a_few_copies_of_it(
     route: str, fields: dict[str, object], status: int
 ) -> None:

@@ -41,6 +41,7 @@ def test_every_arm_serves_the_trace_and_all_answers_are_equal(
     assert "## Load 0.5 of capacity" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_without_a_drafter_drafts_from_text_are_held_against_none(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def small(shape: Shape) -> Shape:
 
 
 @pytest.mark.parametrize("name, weights", [*((name, None) for name in SHAPES), ("qwen3.5-0.8b", Kind.Q8_0)])
+@pytest.mark.full(but=("qwen2.5-1.5b-None", "qwen3.5-35b-a3b-None", "gpt-oss-20b-None", "qwen3.5-0.8b-8"))
 def test_a_file_is_the_model_that_its_shape_describes(name: str, weights: Kind | None, tmp_path: Path) -> None:
     write_gguf(tmp_path / "vocabulary.gguf", tokenizer="gpt2")
     shape = small(SHAPES[name])

@@ -76,12 +76,13 @@ def test_a_trace_shows_ones_own_answers_and_those_of_no_other_key(tiny_checkpoin
 
 
 @pytest.mark.parametrize("settings", [{"api_keys": (VICTIM, ATTACKER), "share_cache_across_keys": True}, {}])
-@pytest.mark.full(but=("settings0",))
+@pytest.mark.full
 def test_where_past_answers_are_shared_a_trace_is_refused(tiny_checkpoint: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="400"):
         attacked(tiny_checkpoint, trace=True, **settings)
 
 
+@pytest.mark.full
 def test_a_shared_cache_is_used_though_answers_do_not_show_it(tiny_checkpoint: Path) -> None:
     """Without keys a repeated question is drafted from its answer, and the bytes of the answer stay the same."""
 

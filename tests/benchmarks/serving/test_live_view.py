@@ -7,6 +7,7 @@ from tests.api.server import serving
 from tests.fake_engine import FakeEngine
 
 
+@pytest.mark.full
 def test_either_server_has_its_rounds_and_only_one_has_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr("benchmarks.serving.live_view.steps", lambda _: (at := next(ticks), 0.5 * at))

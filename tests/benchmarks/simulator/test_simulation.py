@@ -197,6 +197,7 @@ def test_faser_is_close_to_the_better_of_off_and_the_best_fixed_gamma() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
+@pytest.mark.full(but=("4",))
 def test_faser_is_close_to_the_best_where_draft_rows_read_experts_of_their_own(clients: int) -> None:
     """A row passes 8 of 128 experts, which are most of its time: drafts pay as far as they share them."""
     experts = ExpertCosts(total=1280, per_row=80, expert_s=2e-4)

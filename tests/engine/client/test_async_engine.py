@@ -189,7 +189,7 @@ def test_samples_of_one_request_are_told_apart(
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_leaving_a_stream_frees_its_blocks(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -597,7 +597,7 @@ def test_stopping_fails_every_waiter(tiny_checkpoint: Path, tokenizer: Tokenizer
     asyncio.run(scenario())
 
 
-@both
+@mostly_alike
 def test_a_broken_checkpoint_is_the_operators_error(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport, tmp_path: Path
 ) -> None:
@@ -618,6 +618,7 @@ def test_a_broken_checkpoint_is_the_operators_error(
 
 
 @both
+@pytest.mark.full(but=("process",))
 def test_an_idle_engine_gives_signs_of_life(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -636,6 +637,7 @@ def children() -> list[int]:
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "faser.engine.worker" in line]
 
 
+@pytest.mark.full
 def test_a_killed_engine_fails_its_waiters_and_says_why(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
     async def scenario() -> None:
         async with running(tiny_checkpoint, tokenizer, "process") as engine:
@@ -652,6 +654,7 @@ def test_a_killed_engine_fails_its_waiters_and_says_why(tiny_checkpoint: Path, t
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
     tiny_checkpoint: Path, tokenizer: Tokenizer
 ) -> None:
@@ -704,6 +707,7 @@ def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_an_engine_ends_when_its_front_end_is_gone(tiny_checkpoint: Path) -> None:
     """The front-end is a process of its own here, and is killed while its engine works."""
     script = f"""

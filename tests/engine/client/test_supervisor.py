@@ -224,6 +224,7 @@ def test_the_next_engine_is_expected_after_the_pause_and_as_long_as_the_last_one
     assert last is None
 
 
+@pytest.mark.full
 def test_an_engine_that_hangs_while_it_is_started_again_is_killed_too() -> None:
     owner = supervised([dies, never_ready, serves], lambda owner: owner.ready == 2, timeout_s=1.0)
     assert [restarts for _, restarts in owner.ends] == [True, True]

@@ -61,6 +61,7 @@ def test_a_client_that_asks_one_thing_at_a_time_never_waits_for_more_than_an_ans
 
 
 @pytest.mark.parametrize("num_tenants", [2, 3, 7])
+@pytest.mark.full(but=("3",))
 def test_tenants_that_always_wait_are_given_equal_tokens(num_tenants: int) -> None:
     """The bound of the paper: twice what one admission, or the answers of a full batch, can bring at once."""
     driver = Driver(max_num_seqs=SLOTS, max_model_len=64, num_blocks=128)

@@ -153,6 +153,7 @@ def test_prompts_share_nothing_without_snapshots_or_without_prefix_caching() -> 
 
 @pytest.mark.parametrize("num_snapshots", [1, 3, 20])
 @pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.full(but=("False-3", "True-1", "True-20"))
 def test_conversations_with_drafts_and_too_few_blocks_find_their_own_states(
     num_snapshots: int, ahead: bool
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_tenant_owes_for_a_minute_after_its_last_sequence() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 1.0])
+@pytest.mark.full(but=("1.0",))
 def test_tenants_that_do_not_come_back_are_forgotten(pause_s: float) -> None:
     driver = Driver()
     for _ in range(11_000):

@@ -120,6 +120,17 @@ def failing(
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.full(
+    but=(
+        "greedy-text",
+        "sampled-coupled",
+        "scored-pruned",
+        "penalties-overlapped",
+        "scored-text",
+        "greedy-overlapped",
+        "penalties-coupled",
+    )
+)
 def test_tokens_before_logits_that_are_no_numbers_are_those_without_speculation(
     poisoned: tuple[Path, Path], failing: tuple[list[Request], Endings], drafter: str
 ) -> None:
@@ -198,6 +209,9 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.full(
+    but=("bad_words-0.0", "bad_words and a bias-0.9", "grammar-0.9", "grammar that a bad word ends-0.0")
+)
 def test_tokens_before_limits_that_leave_none_are_those_without_speculation(
     healthy: tuple[Path, Path], limit: str, temperature: float
 ) -> None:

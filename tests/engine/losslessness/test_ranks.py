@@ -78,6 +78,7 @@ def test_two_ranks_answer_as_one(drafting: str, pair: tuple[Path, Path]) -> None
 
 
 @pytest.mark.parametrize("kind", ["mixture", "gguf"])
+@pytest.mark.full(but=("gguf",))
 def test_mixtures_and_blocks_are_divided_too(kind: str, tmp_path: Path) -> None:
     path, settings = tmp_path, dict[str, Any]()
     if kind == "mixture":

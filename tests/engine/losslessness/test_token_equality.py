@@ -95,7 +95,7 @@ def test_greedy_tokens_are_those_without_speculation(
         ),
     ],
 )
-@pytest.mark.full(but=("penalties-greedy", "schema-coupled"))
+@pytest.mark.full(but=("penalties-greedy",))
 def test_sampled_tokens_and_scores_are_those_without_speculation(
     checkpoints: tuple[Path, Path], feature: str, draft_sample_method: str
 ) -> None:

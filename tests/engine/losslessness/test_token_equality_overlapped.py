@@ -70,7 +70,7 @@ def mode_steps(engine: Engine) -> dict[str, int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.full(but=("coupled-0.9", "greedy-0.0"))
+@pytest.mark.full(but=("coupled-0.9",))
 def test_tokens_are_those_without_speculation(
     checkpoints: tuple[Path, Path],
     name: str,
@@ -88,7 +88,7 @@ def test_tokens_are_those_without_speculation(
 
 
 @pytest.mark.parametrize("policy", ["fixed", "table", "goodput", "survival", "faser"])
-@pytest.mark.full(but=("survival",))
+@pytest.mark.full
 def test_every_policy_may_have_its_drafts_made_ahead(
     checkpoints: tuple[Path, Path], policy: str, expected: Callable[[float], dict[tuple[str, int], Answer]]
 ) -> None:

@@ -40,6 +40,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("method", ["auto", "suffix"])
 @pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.full(but=("choice-auto", "choice, late-suffix", "regex, late-auto", "late-suffix"))
 def test_answers_end_with_the_token_that_ends_them_without_speculation(
     checkpoints: tuple[Path, Path], fields: str, method: str
 ) -> None:

@@ -16,7 +16,6 @@ the head is not.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from faser.kernels.cpu import library
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import Isa, library_path, runnable_isas
+from faser.kernels.cpu.build import Isa, runnable_isas
 from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.rows import (
     INT4,
@@ -38,6 +37,7 @@ from faser.kernels.interface.low_bit.rows import (
     stack_low_bit,
 )
 from faser.kernels.interface.shapes import AttentionShape
+from tests.kernels.conftest import LibraryOf
 from tests.kernels.cpu.test_blocks import HIDDEN
 from tests.kernels.cpu.test_experts import added, experts_of, with_shared
 from tests.kernels.cpu.test_low_bit import DEFINITION, GROUPS, product, random
@@ -51,8 +51,8 @@ ROWS = (1, 11, 12, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 79)
 
 
 @pytest.fixture(scope="module")
-def tiles(kernel_cache: Path) -> Iterator[NativeBackend]:
-    backend = NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=2)
+def tiles(library_of: LibraryOf) -> Iterator[NativeBackend]:
+    backend = NativeBackend(library_of(Isa.AMX), num_threads=2)
     yield backend
     library.use_tiles(backend._library)
 
@@ -293,10 +293,10 @@ def test_rows_that_see_no_number_are_none_and_the_others_keep_their_bits(tiles: 
     ],
 )
 def test_edges_are_where_tiles_begin_and_where_they_take_over(
-    name: str, edges: tuple[int, ...], kernel_cache: Path
+    name: str, edges: tuple[int, ...], library_of: LibraryOf
 ) -> None:
     """The form that most weights have decides. Planted bug: the last one does."""
-    backend = NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=1)
+    backend = NativeBackend(library_of(Isa.AMX), num_threads=1)
     backend._library.faser_use_tiles(TILES)
     assert backend.row_edges(96) == ()
     backend.pack(stack_low_bit([random_blocks(name, 32, 256), random_blocks("Q5_0", 16, 256)]))

@@ -15,7 +15,6 @@ import math
 import mmap
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,9 @@ from torch.testing import assert_close
 
 from faser.kernels.cpu import library
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import Isa, library_path, runnable_isas
+from faser.kernels.cpu.build import Isa, runnable_isas
 from faser.kernels.interface.shapes import AttentionShape
+from tests.kernels.conftest import LibraryOf
 from tests.kernels.layouts import (
     Span,
     attention_shape,
@@ -45,8 +45,8 @@ pytestmark = pytest.mark.skipif(Isa.AMX not in runnable_isas(), reason="neither 
 
 
 @pytest.fixture(scope="module")
-def tiles(kernel_cache: Path) -> NativeBackend:
-    return NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=2)
+def tiles(library_of: LibraryOf) -> NativeBackend:
+    return NativeBackend(library_of(Isa.AMX), num_threads=2)
 
 
 def flushed(x: Floats) -> Floats:
@@ -186,9 +186,9 @@ def test_attention_matches_the_formula(tiles: NativeBackend, group: int, head_di
 
 
 @pytest.mark.parametrize("window", [None, 41])
-def test_nothing_that_earlier_steps_left_is_multiplied(kernel_cache: Path, window: int | None) -> None:
+def test_nothing_that_earlier_steps_left_is_multiplied(library_of: LibraryOf, window: int | None) -> None:
     """Weights of 0 times NaN would not be 0: neither stale values, nor weights, nor the rest of a width get in."""
-    backend = NativeBackend(library_path(Isa.AMX, cache_dir=kernel_cache), num_threads=1)
+    backend = NativeBackend(library_of(Isa.AMX), num_threads=1)
     torch.manual_seed(0)
     shape, tokens = attention_shape(2, 2, 80, window), 139
     qkv = torch.randn(tokens, qkv_width(shape)).bfloat16()
@@ -222,10 +222,10 @@ def test_values_are_added_up_in_tiles_of_16_positions(
 
 
 def test_tiles_that_do_not_work_are_emulated_and_the_log_says_why(
-    kernel_cache: Path, caplog: pytest.LogCaptureFixture
+    library_of: LibraryOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a CPU without tiles; where there are some, the hardware computes."""
-    loaded = library.load(library_path(Isa.AMX, cache_dir=kernel_cache))
+    loaded = library.load(library_of(Isa.AMX))
     library.use_tiles(loaded)
     if runnable_isas()[0] is Isa.AMX:
         assert not caplog.messages
@@ -234,8 +234,8 @@ def test_tiles_that_do_not_work_are_emulated_and_the_log_says_why(
 
 
 @pytest.mark.skipif(runnable_isas()[0] is not Isa.AMX, reason="this CPU has no tiles")
-def test_the_hardware_gives_the_bits_of_the_emulation(tiles: NativeBackend, kernel_cache: Path) -> None:
-    loaded = library.load(library_path(Isa.AMX, cache_dir=kernel_cache))
+def test_the_hardware_gives_the_bits_of_the_emulation(tiles: NativeBackend, library_of: LibraryOf) -> None:
+    loaded = library.load(library_of(Isa.AMX))
     torch.manual_seed(0)
     weight, x = numbers("any", 70, 130), numbers("any", 80, 130)
     packed, found = tiles.pack(weight), []

@@ -10,6 +10,7 @@ in its own sum; queries not scaled; tiled heads read as if they followed each ot
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -69,13 +70,20 @@ def backend(request: pytest.FixtureRequest, native: NativeBackend) -> Backend:
     return native if request.param == "native" else TorchBackend()
 
 
+@cache
+def case(shape: DeltaShape) -> tuple[DeltaNet, Tokens, Tensor]:
+    """Return weights, inputs and what the formula says of them."""
+    net, tokens = random_net(shape), Tokens.random(shape, NUM_TOKENS, torch.float32, 1)
+    return net, tokens, formula(tokens, shape, net)
+
+
 @pytest.mark.parametrize("sizes", [(), (1,) * NUM_TOKENS, (3, 14, 1, 15, 20)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_outputs_are_those_of_the_formula(backend: Backend, shape: DeltaShape, sizes: Sequence[int]) -> None:
     """By chunks and row by row alike."""
-    net, tokens = random_net(shape), Tokens.random(shape, NUM_TOKENS, torch.float32, 1)
+    net, tokens, wanted = case(shape)
     found = Layer(backend, shape, net, num_slots=1, dtype=torch.float32).whole(tokens, sizes)
-    assert_close(found.double(), formula(tokens, shape, net), atol=2e-5, rtol=2e-5)
+    assert_close(found.double(), wanted, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

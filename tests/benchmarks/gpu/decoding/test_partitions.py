@@ -148,6 +148,7 @@ def test_ratios_are_to_serial_of_the_same_round_and_gains_to_the_best_other_way(
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(core_numbers()) < 2, reason="two lanes take two cores")
+@pytest.mark.full
 def test_overlap_compares_all_ways_in_every_cell_of_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def converted(case: str, architecture: str, folder: Path, **options: Any) -> Ora
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
 @pytest.mark.parametrize("name, architecture", DELTA_NETS)
+@pytest.mark.full(but=("qwen3.5-qwen35-8", "qwen3.5-moe-qwen35moe-0", "qwen3-next-qwen3next-8"))
 def test_a_file_with_delta_nets_is_the_same_model(
     name: str, architecture: str, kind: GGMLQuantizationType, tmp_path: Path
 ) -> None:

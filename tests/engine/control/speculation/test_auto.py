@@ -142,6 +142,7 @@ def test_what_the_model_would_have_to_read_first_is_not_charged_to_drafts_from_t
 
 
 @pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.full(but=("4",))
 def test_where_text_is_copied_auto_with_a_model_is_as_fast_as_suffix_alone(clients: int) -> None:
     text, model = [0.95] * 16, [0.7] * 16
     alone = rate(AutoSimulation([*text], model, config=SUFFIX, output_len=1000).serve(clients))

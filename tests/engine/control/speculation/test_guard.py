@@ -100,6 +100,7 @@ class World:
 @pytest.mark.parametrize("gain", [0.9, 0.96, 1.06, 1.3, 2.5])
 @pytest.mark.parametrize("num_sequences", [1, 4, 32])
 @pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.full(but=("0-1-0.9", "2-4-0.96", "0-32-1.06", "2-1-1.3", "0-4-2.5", "2-32-1.3"))
 def test_the_better_side_gets_nearly_all_steps(gain: float, num_sequences: int, late: int) -> None:
     """Half a minute from a start without any knowledge; oracle: only steps of the better side."""
     worlds = [
@@ -172,6 +173,7 @@ def test_a_batch_that_grows_counts_for_neither_side() -> None:
 
 
 @pytest.mark.parametrize("gain", [0.93, 1.1])
+@pytest.mark.full(but=("1.1",))
 def test_programs_beside_this_one_count_for_neither_side(gain: float) -> None:
     """They take half of the machine now and then, for a second or for ten."""
     efficiencies = []
@@ -387,6 +389,7 @@ def test_steps_with_prompts_are_a_load_of_their_own() -> None:
 
 @pytest.mark.parametrize("gain", [0.93, 1.0, 1.07, 1.3])
 @pytest.mark.parametrize("num_sequences", [1, 16])
+@pytest.mark.full(but=("1-0.93", "16-1.0", "1-1.07", "16-1.3"))
 def test_the_bound_on_what_drafts_have_cost_holds(gain: float, num_sequences: int, full: bool) -> None:
     """At every moment of a run; oracle: seconds that the steps with drafts saved, by the world's own rule."""
     runs, broken, width = 200 if full else 25, 0, 0.0

@@ -205,6 +205,7 @@ def accepted(engine: Engine) -> float:
 
 
 @pytest.mark.parametrize("policy, common", [("fixed", BLOCK_SIZE + 2), ("faser", BLOCK_SIZE - 6)])
+@pytest.mark.full(but=("faser-10",))
 def test_answers_are_those_of_an_engine_that_reads_each_step_before_it_drafts(
     world: World, policy: str, common: int
 ) -> None:

@@ -537,6 +537,7 @@ def random_rule(rng: random.Random) -> StopRule | None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.full(but=("0-0.9", "1-0.0"))
 def test_whatever_was_fed_too_far_later_drafts_are_those_of_a_drafter_that_waits(
     pair: Pair, seed: int, temperature: float
 ) -> None:

@@ -62,6 +62,9 @@ def put(decoder: Decoder, backend: Backend, slot: int, lora: LoraWeights) -> Non
         backend.adapters.set(product.room, slot, backend.adapters.pack(product.room, parts))
 
 
+FITTING = [each for each in CASES if each.fields.get("head_dim", 32) % 16 == 0]  # the native cache needs that
+
+
 @pytest.fixture(params=["torch", "native"])
 def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
     if request.param == "torch":
@@ -69,11 +72,8 @@ def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
     return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [each for each in CASES if each.fields.get("head_dim", 32) % 16 == 0],  # the native cache needs that
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", FITTING, ids=lambda case: case.name)
+@pytest.mark.full(but=[f"{('torch', 'native')[at % 2]}-{case.name}" for at, case in enumerate(FITTING)])
 def test_rows_get_what_their_merged_model_gives(case: Case, backend: Backend, tmp_path: Path) -> None:
     """Three sequences with two adapters and none; one adapter leaves out most products."""
     write_family_model(tmp_path, case.model_type, case.fields)

@@ -103,16 +103,16 @@ def some_logits(model: PagedModel) -> Tensor:
     return model.prefill(prompt(40, model.decoder.spec.vocab_size), (7, 13, 1, 1, 1))
 
 
+DIVIDED = [
+    each
+    for each in CASES
+    if "linear_num_key_heads" not in each.fields and not each.model_type.startswith(("gemma4", "lfm2"))
+]
+
+
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    "case",
-    [
-        each
-        for each in CASES
-        if "linear_num_key_heads" not in each.fields and not each.model_type.startswith(("gemma4", "lfm2"))
-    ],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", DIVIDED, ids=lambda case: case.name)
+@pytest.mark.full(but=[f"{case.name}-{2 + at % 2 * 2}" for at, case in enumerate(DIVIDED)])
 def test_ranks_give_the_logits_of_the_whole(case: Case, size: int, tmp_path: Path) -> None:
     write_family_model(tmp_path, case.model_type, case.fields)
     spec = read_model_config(tmp_path).spec

@@ -305,6 +305,7 @@ def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch
 
 
 @pytest.mark.parametrize("share", SHARES)
+@pytest.mark.full(but=("0.5",))
 def test_a_lane_computes_what_an_eager_runner_does_and_continues_from_the_whole_device(
     checkpoints: Pair, world: World, share: float
 ) -> None:

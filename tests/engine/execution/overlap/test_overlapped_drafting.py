@@ -108,6 +108,7 @@ class Afresh:
 
 @pytest.mark.parametrize("choose", [greedy, coupled])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.full(but=("0-greedy", "1-coupled"))
 def test_a_draft_is_as_if_the_unverified_tokens_were_known_whatever_is_accepted(
     runners: tuple[Runner, Runner], choose: Choice, seed: int
 ) -> None:

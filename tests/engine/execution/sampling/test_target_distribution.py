@@ -45,6 +45,16 @@ def case_p_value(case: Case, num_samples: int) -> float:
     ],
     ids=lambda case: case.title,
 )
+@pytest.mark.full(
+    but=(
+        "sampleandmatch, text, gamma stop rule, T 1",
+        "sampleandmatch, coupled, gamma keep trimming, all",
+        "rejection, sampled, gamma stop rule, logit_bias",
+        "rejection, mixed, gamma changing by step, top_k",
+        "block, greedy, gamma changing by step, min_p 0.1",
+        "block, sampled, gamma 3, all",
+    )
+)
 def test_the_joint_distribution_of_an_answer_is_the_targets(case: Case) -> None:
     assert case_p_value(case, NUM_SAMPLES) > UNLIKELY
 

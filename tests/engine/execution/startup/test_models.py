@@ -144,6 +144,7 @@ def test_a_draft_model_drafts_as_far_as_its_context_goes(
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dspark"])
+@pytest.mark.full(but=("dspark",))
 def test_what_drafts_on_a_gpu_has_graphs_within_the_memory_that_is_left_for_them(
     tmp_path: Path, method: str
 ) -> None:

@@ -78,6 +78,7 @@ def backend_of(chosen: Chosen) -> tuple[FlashInferBackend, FakeFlashInfer, Atten
     return FlashInferBackend(device, library, kernels, choices=chosen), library, attention
 
 
+@pytest.mark.full
 def test_a_model_says_what_it_says_on_the_reference_backend(checkpoint: Path) -> None:
     """Kernel by kernel. Steps of more than eight rows launch as always, and each shape is asked for once."""
     reference = TorchBackend()

@@ -40,6 +40,7 @@ class TritonStates(TorchBackend):
 
 @pytest.mark.parametrize("sizes", [(), (3, 14, 1, 15), (1,) * 20])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.full(but=("shape0-sizes0", "shape1-sizes1", "shape2-sizes0"))
 def test_outputs_are_those_of_the_formula(shape: DeltaShape, sizes: Sequence[int]) -> None:
     net, tokens = random_net(shape), Tokens.random(shape, NUM_TOKENS, torch.float32, 1)
     found = Layer(TritonStates(), shape, net, num_slots=1, dtype=torch.float32).whole(tokens, sizes)
@@ -56,14 +57,14 @@ def test_in_bfloat16_only_inputs_and_outputs_are_rounded() -> None:
 
 def test_refused_drafts_leave_outputs_and_states_of_a_run_without_drafts() -> None:
     """To the bit, of two sequences that share steps, though drafts cross the ends of chunks."""
-    shape, count = SHAPES[0], 80
+    shape, count = SHAPES[0], 40
     net = random_net(shape)
     lives = [
         Life(
             Tokens.random(shape, count, torch.float32, 10 * slot),
             Tokens.random(shape, count + 40, torch.float32, 10 * slot + 1),
             slot,
-            seed=3,
+            seed=10,
         )
         for slot in range(2)
     ]

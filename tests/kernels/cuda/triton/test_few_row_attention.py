@@ -113,6 +113,7 @@ STEPS = [
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [(4, 2), (1, 2), (6, 1)])
+@pytest.mark.full(but=("heads0-dtype1", "heads1-dtype0", "heads2-dtype0"))
 def test_steps_give_what_the_reference_gives(heads: tuple[int, int], dtype: torch.dtype) -> None:
     case = Case(attention_shape(*heads, 64), dtype)
     for spans in STEPS:
@@ -120,6 +121,7 @@ def test_steps_give_what_the_reference_gives(heads: tuple[int, int], dtype: torc
 
 
 @pytest.mark.parametrize("norms, head_dim", [(2, 128), (3, 64), (1, 64), (0, 256)])
+@pytest.mark.full(but=("3-64", "2-128"))
 def test_heads_are_normalised_before_they_are_rotated(norms: int, head_dim: int) -> None:
     case = Case(attention_shape(2, 2, head_dim), torch.float16, norms=norms)
     for spans in STEPS[:2]:

@@ -34,6 +34,17 @@ def normed(x: Tensor, norm: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows, size, width", [(1, 40, 256), (3, 21, 600), (8, 9, 96), (5, 32, 520)])
 @pytest.mark.parametrize("outputs", STAGES)
+@pytest.mark.full(
+    but=(
+        "8-1-40-256-dtype0",
+        "8-3-21-600-dtype1",
+        "16-8-9-96-dtype1",
+        "16-3-21-600-dtype0",
+        "32-8-9-96-dtype0",
+        "32-5-32-520-dtype0",
+        "8-5-32-520-dtype1",
+    )
+)
 def test_a_product_is_that_of_float64(rows: int, size: int, width: int, dtype: torch.dtype, outputs: int) -> None:
     """With each of what may stand around it, in turn."""
     x, weight = random(rows, width).to(dtype), (random(size, width, seed=1) / width**0.5).to(dtype)
@@ -66,6 +77,7 @@ def test_a_gate_takes_both_halves_of_the_product(activation: str, outputs: int) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("outputs", STAGES)
+@pytest.mark.full(but=("8-dtype1", "32-dtype0"))
 def test_weights_in_8_bits_have_a_scale_for_each_output(dtype: torch.dtype, outputs: int) -> None:
     """Of sizes drawn at random, among them such as end within a step, and within a program."""
     draw = random_module.Random(outputs)
@@ -88,6 +100,7 @@ def test_weights_in_8_bits_have_a_scale_for_each_output(dtype: torch.dtype, outp
 
 
 @pytest.mark.parametrize("width, in_8_bits", [(512, False), (600, False), (1024, True), (1100, True)])
+@pytest.mark.full(but=("512-False", "1024-True"))
 def test_a_row_has_the_same_bits_whatever_other_rows_there_are(width: int, in_8_bits: bool) -> None:
     """However many they are, and however many outputs a program has."""
     x, weight = random(MOST_ROWS, width).bfloat16(), random(24, width, seed=1).bfloat16()

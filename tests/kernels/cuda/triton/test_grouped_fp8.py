@@ -77,6 +77,7 @@ def test_one_scale_a_row_is_one_group() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("activation", ["", "silu"])
+@pytest.mark.full(but=("-block0", "silu-block1", "silu-block2"))
 def test_few_rows_in_one_launch_are_those_of_float64(activation: str, block: tuple[int, int]) -> None:
     rows, size, width = 2, 48, 1072  # more than a step of the kernel, and a part of one
     x, weight = random(rows, width).bfloat16(), packed(size, width, block)

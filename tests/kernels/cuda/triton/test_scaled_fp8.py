@@ -13,6 +13,7 @@ ALL = "out gate_up down qkv"
 
 @pytest.mark.parametrize("fp8", [ALL, "out gate_up down", "out gate_up qkv", "qkv", ""])
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.full(but=("True-out gate_up down qkv", "False-out gate_up qkv", "True-qkv", "False-"))
 def test_a_layer_is_that_of_single_operations(fp8: str, has_bias: bool) -> None:
     """Products that a checkpoint left in 16 bits stand among quantised ones."""
     backend = backend_of(ScaledFp8(torch.device(DEVICE)))

@@ -138,6 +138,17 @@ def conversation(side: Driven) -> list[dict[int, tuple[list[int], list[float]]]]
 
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.full(
+    but=(
+        "dspark-True",
+        "dflash-True",
+        "dflash 2-False",
+        "causal-True",
+        "windows-False",
+        "few tokens, own mask-True",
+        "fill in, corrected-False",
+    )
+)
 def test_graphs_draft_what_single_operations_draft(
     name: str, coupled: bool, target: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ def made_up(token_ids: list[int], positions: list[int], width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "coupled", "drawn"])
+@pytest.mark.full(but=("eagle3-coupled", "mtp-drawn", "mtp-greedy"))
 def test_graphs_draft_what_the_eager_loop_drafts(files: Files, sampling: str) -> None:
     """Coupled drafts have a ring that loses states, so that some are unknown."""
     ring_rows = 40 if sampling == "coupled" else 4000
