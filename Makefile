@@ -41,12 +41,12 @@ setup: $(READY)
 serve: $(READY)
 	@$(BIN)/faser serve $(ARGS)
 
-# A process for each core; a file's tests stay together, as they share what takes long to make. Bytecode is kept even
-# where the environment forbids it: hundreds of processes would compile it anew.
+# A process for each core, and one more for the time in which tests wait; a file's tests stay together, as they share what
+# takes long to make. Bytecode is kept even where the environment forbids it: hundreds of processes would compile it anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest $(FULL) --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
+	@$(BIN)/pytest $(FULL) --numprocesses $$($(BIN)/python -c 'import os; print(1 + os.cpu_count())') --dist loadfile -m "not alone and not clients and not page and not wheel"
 	@$(BIN)/pytest $(FULL) -m alone $$(grep -rl "mark.alone" tests --include="test_*.py")
 else
 	@$(BIN)/pytest $(ARGS)

@@ -15,9 +15,9 @@ adapters in the same round.
 Then eight streams of eight adapters run, and a ninth adapter is loaded by a client, as many times as --loads says:
 the largest gap between two tokens of a stream while it is loaded, and in as many tokens before.
 
---llama-server measures llama.cpp too, on MODEL, which must be a GGUF file then: one server with eight adapters by
---lora, whose requests choose by their field `lora`. --vllm measures vLLM's CPU build too, installed by
-peers.setup: a server without adapters and one with eight. MODEL must be a checkpoint in bfloat16 then
+--llama-server measures llama.cpp too, on MODEL, which must be a GGUF file then: a server without adapters, and one
+with eight by --lora, whose requests choose by their field `lora`. --vllm measures vLLM's CPU build too, installed
+by peers.setup: a server without adapters and one with eight. MODEL must be a checkpoint in bfloat16 then
 (models.bfloat16_checkpoint).
 """
 
@@ -73,8 +73,9 @@ FASER = {
 }
 LLAMA = {
     "llama.cpp": Arm(server="llama.cpp"),
-    "llama.cpp one": Arm(server="llama.cpp", in_turn=_BY_NUMBER[:1], base="llama.cpp"),
-    "llama.cpp eight": Arm(server="llama.cpp", in_turn=_BY_NUMBER, base="llama.cpp"),
+    "llama.cpp none": Arm(server="llama.cpp lora", base="llama.cpp"),
+    "llama.cpp one": Arm(server="llama.cpp lora", in_turn=_BY_NUMBER[:1], base="llama.cpp"),
+    "llama.cpp eight": Arm(server="llama.cpp lora", in_turn=_BY_NUMBER, base="llama.cpp"),
 }
 VLLM = {
     "vllm": Arm(server="vllm"),
@@ -195,7 +196,7 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[R
     yield faser_recipe("off", flags, folder)
     yield faser_recipe("lora", (*flags, *cached, "--allow-runtime-lora-updating", *modules), folder)
     if given.llama_server and weights is not None:
-        yield _llamacpp(given.llama_server, weights, folder, given.rank)
+        yield from _llamacpp(given.llama_server, weights, folder, given.rank)
     if given.vllm:
         environment = vllm_environment(_cores(), given.vllm.parent.parent)
         program = (str(given.vllm), "-m", "vllm.entrypoints.cli.main", "serve", str(model))
@@ -205,19 +206,21 @@ def _recipes(given: argparse.Namespace, model: Path, folder: Path) -> Iterator[R
             yield replace(faser_recipe(name, (*dense, *more), folder, *program), environment=environment)
 
 
-def _llamacpp(program: Path, weights: Path, folder: Path, rank: int) -> Recipe:
-    """Its server with all adapters; a request that names none gets none."""
+def _llamacpp(program: Path, weights: Path, folder: Path, rank: int) -> Iterator[Recipe]:
+    """Its servers without adapters and with all of them; a request that names none gets none."""
     paths = [folder / f"{name}.gguf" for name in _NAMES]
     for seed, path in enumerate(paths):
         random_adapter(path, weights, rank=rank, seed=seed)
     threads = str(len(_cores()))
     flags = (
-        *("--model", str(weights), "--lora", ",".join(map(str, paths)), "--lora-init-without-apply"),
+        *("--model", str(weights)),
         *("--threads", threads, "--threads-batch", threads, "--parallel", str(_MOST_AT_ONCE)),
         *("--ctx-size", str(_MOST_AT_ONCE * _MAX_MODEL_LEN), "--metrics"),
         *("--no-cache-prompt", "--cache-ram", "0", "--no-ui"),
     )
-    return faser_recipe("llama.cpp", flags, folder, str(program))
+    adapted = ("--lora", ",".join(map(str, paths)), "--lora-init-without-apply")
+    yield faser_recipe("llama.cpp", flags, folder, str(program))
+    yield faser_recipe("llama.cpp lora", (*flags, *adapted), folder, str(program))
 
 
 def _cores() -> list[int]:

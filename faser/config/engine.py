@@ -276,8 +276,8 @@ class EngineConfig:
         ENGINE,
         Kind.SWITCH,
         False,
-        "Let NCCL alone add up the parts of ranks on GPUs. Default: up to 512 KiB, one kernel does where each GPU "
-        "can read the memory of the others.",
+        "Let NCCL alone add up the parts of ranks on GPUs. Otherwise one kernel does, up to 512 KiB, where each "
+        "GPU can read the memory of the others.",
     )
     max_num_seqs: int = setting(
         ENGINE,

@@ -1,7 +1,8 @@
 """Phase `few_row_mixtures`: mixtures of up to 8 rows in three launches, against the separate ones; padded steps.
 
-    layers   one layer, norm and router included, each way: its time with weights in no cache, how far its result
-             is from the separate launches', whether a row has the same bits alone, and experts read
+    layers   one layer, norm and router included, each way, in 16 bits and in codes of 4: its time with weights in
+             no cache, how far its result is from the separate launches', whether a row has the same bits alone,
+             and experts read
     cells    whole steps by the runner, with what was predicted: the way is the one that was faster at start
 
 Steps of five rows run in a graph of eight. Where `experts_read` of a padded layer is not that of its valid rows,
@@ -28,10 +29,12 @@ from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import ExpertsSpec
 from faser.kernels.cuda.choices import GraphClock, KernelClock, Way
 from faser.kernels.cuda.flashinfer.few_row_mixtures import SEPARATE
-from faser.kernels.cuda.triton.expert_weights import ExpertWeights
+from faser.kernels.cuda.low_bit import pack_low_bit
+from faser.kernels.cuda.triton.expert_weights import ExpertProduct, ExpertWeights
 from faser.kernels.cuda.triton.experts import experts
 from faser.kernels.cuda.triton.few_row_experts import FEW_ROW_TILES, FewRowExperts
 from faser.kernels.cuda.triton.layer_ops import rms_norm
+from faser.kernels.interface.low_bit.rows import INT4, FloatRows, LowBitRows
 
 # Before the day. A step of Qwen3-30B-A3B took 3.87 ms at one sequence, 8.69 at eight, and about 8.5 with five rows
 # of one, of which three were padding that read experts. Three launches instead of seven save 16 us a layer.
@@ -46,11 +49,13 @@ _LOADING_S = 25.0
 def run(plan: Plan, desk: Desk) -> None:
     clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     for config in plan.sizes.mixtures:
-        if desk.may_begin(f"{config['model_type']}: layers"):
-            layer = Layer.made(config, plan.device)
+        for bits in (16, 4):
+            if not desk.may_begin(f"{config['model_type']}: layers in {bits} bits"):
+                continue
+            layer = Layer.made(config, plan.device, bits)
             for rows, valid in _DRY_SHAPES if plan.dry_run else _SHAPES:
                 for row in measured(layer, rows, valid, clock):
-                    desk.append("layers", {"model": str(config["model_type"]), **row})
+                    desk.append("layers", {"model": str(config["model_type"]), "bits": bits, **row})
     config = plan.sizes.mixtures[0]
     if desk.may_begin("loading", needs_s=0.0 if plan.dry_run else _LOADING_S):
         cut = cut_to_fit(config, plan.memory_bytes, sequences=8, context=plan.sizes.context)
@@ -75,13 +80,14 @@ class Layer:
     read: Tensor
 
     @classmethod
-    def made(cls, config: Config, device: str) -> "Layer":
+    def made(cls, config: Config, device: str, bits: int = 16) -> "Layer":
+        """bits: of the experts' weights, 16 or 4."""
         spec = decoder_spec(config)
         network, hidden = experts_of(spec), spec.hidden_size
         random = torch.Generator(device).manual_seed(1)
         router = torch.randn((network.num_experts, hidden), generator=random, device=device) / math.sqrt(hidden)
         kernels = FewRowExperts(
-            networks=_weights(network, hidden, device),
+            networks=_weights(network, hidden, device, bits),
             router=router.to(torch.bfloat16),
             router_bias=None,
             top_k=network.top_k,
@@ -119,18 +125,23 @@ class Layer:
         return {SEPARATE: self.separate} | {name: partial(self.in_three, name) for name in FEW_ROW_TILES}
 
 
-def _weights(network: ExpertsSpec, hidden: int, device: str) -> ExpertWeights:
+def _weights(network: ExpertsSpec, hidden: int, device: str, bits: int) -> ExpertWeights:
     random = torch.Generator(device).manual_seed(0)
 
     def drawn(*shape: int, std: float) -> tuple[Tensor, ...]:
         made = torch.empty((network.num_experts, *shape), dtype=torch.bfloat16, device=device)
         return made.normal_(0.0, std, generator=random).unbind()
 
-    return ExpertWeights.of(
-        drawn(2 * network.size, hidden, std=_WEIGHTS_STD),
-        drawn(hidden, network.size, std=_WEIGHTS_STD),
-        drawn(2 * network.size, std=_BIAS_STD) if network.bias else None,
-        drawn(hidden, std=_BIAS_STD) if network.bias else None,
+    def product(name: str, outputs: int, inputs: int) -> ExpertProduct:
+        weights = drawn(outputs, inputs, std=_WEIGHTS_STD)
+        biases = drawn(outputs, std=_BIAS_STD) if network.bias else None
+        if bits == 16:
+            return ExpertProduct.of(name, weights, biases)
+        packed = tuple(pack_low_bit(LowBitRows((FloatRows(each, INT4),)), None, each.device) for each in weights)
+        return ExpertProduct.of_codes(name, packed, biases)
+
+    return ExpertWeights(
+        gate_up=product("gate_up", 2 * network.size, hidden), down=product("down", hidden, network.size)
     )
 
 

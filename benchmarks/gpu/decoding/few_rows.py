@@ -6,7 +6,8 @@
 
 Each in 16 bits, and the target's in fp8: with a scale a row, where separate launches round the rows to 8 bits as
 well, which is most of the difference, and with scales of blocks, where no launch does. Joined launches of a layer
-in fp8 are in the log ("layer in 8 bits").
+in fp8 are in the log ("layer in 8 bits"). In 4 bits, a scale and a minimum for 32, one launch takes up to 4 rows;
+separate launches are what 5 to 16 take.
 
 Whole steps with the ways that were chosen are in the phases `plain` and `passes`, attention's times in the log.
 """
@@ -26,8 +27,11 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from faser.errors import FaserError
 from faser.kernels.cuda.choices import GraphClock, KernelClock
+from faser.kernels.cuda.low_bit import LowBitMatrix, pack_low_bit
 from faser.kernels.cuda.triton.few_rows import STAGES, few_rows
 from faser.kernels.cuda.triton.layer_ops import gate, rms_norm
+from faser.kernels.cuda.triton.low_bit import MOST_FEW, few_low_bit_rows, low_bit_rows
+from faser.kernels.cuda.triton.low_bit import STAGES as STAGES_OF_CODES
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.fp8 import (
     FP8,
@@ -37,12 +41,14 @@ from faser.kernels.interface.fp8 import (
     Fp8Rows,
     quantise_weight,
 )
+from faser.kernels.interface.low_bit.rows import INT4, FloatRows, LowBitRows
 
-Weight = Tensor | Fp8Rows
+Weight = Tensor | Fp8Rows | LowBitMatrix
 
 # Before the day, all of one row: of a GEMV by its weights over a copy; a pass of the 0.6B, a step of the 8B at 1k
-# context, and that in fp8. They took 1.42, 4.88 and 3.94 ms in ten launches a layer.
-PREDICTED = {"share_of_copies": 0.9, "pass_ms": 0.60, "step_ms": 4.15, "fp8_step_ms": 2.6}
+# context, and that in fp8; of the products of its layer in 4 bits over those in 16. They took 1.42, 4.88 and 3.94
+# ms in ten launches a layer.
+PREDICTED = {"share_of_copies": 0.9, "pass_ms": 0.60, "step_ms": 4.15, "fp8_step_ms": 2.6, "int4_layer": 0.4}
 SEPARATE = "separate"
 _ROWS = (1, 2, 4, 8)
 _DRY_ROWS = (2,)
@@ -61,6 +67,7 @@ def run(plan: Plan, desk: Desk) -> None:
         ("target", target, 16, False),
         ("target", target, 8, False),
         ("target", target, 8, True),
+        ("target", target, 4, True),
         ("draft", plan.sizes.draft, 16, False),
     )
     for name, config, bits, blocks in models:
@@ -74,7 +81,8 @@ def run(plan: Plan, desk: Desk) -> None:
                 for each in found:
                     desk.append("products", {**about, "unit": unit, **each})
                 layer["separate_us"] += found[0]["us"]
-                layer["one_launch_us"] += min(each["us"] for each in found if each["way"].endswith("outputs"))
+                joined = (each["us"] for each in found if each["way"].endswith("outputs"))
+                layer["one_launch_us"] += min(joined, default=found[0]["us"])
             desk.append("layers", {**about, **layer})
 
 
@@ -107,12 +115,17 @@ def measured(
     """Each way, the separate one first. difference: from it, as a share of its largest value."""
     random = torch.Generator(device).manual_seed(rows)
     wide = torch.randn((outputs, inputs), generator=random, device=device).div_(math.sqrt(inputs)).bfloat16()
-    weight: Weight = wide if bits == 16 else in_blocks(wide) if blocks else quantise_weight(wide)
+    weight: Weight = wide
+    if bits == 4:
+        weight = in_4_bits(wide)
+    elif bits == 8:
+        weight = in_blocks(wide) if blocks else quantise_weight(wide)
     x = torch.randn((rows, inputs), generator=random, device=device).bfloat16()
     kind = _KINDS[unit.split(", ")[-1]]
     wanted = kind(x, weight, None)
     ways: dict[str, Callable[[], Tensor]] = {SEPARATE: partial(kind, x, weight, None)}
-    ways |= {f"{each} outputs": partial(kind, x, weight, each) for each in STAGES}
+    joined = STAGES if bits > 4 else STAGES_OF_CODES if rows <= MOST_FEW else {}
+    ways |= {f"{each} outputs": partial(kind, x, weight, each) for each in joined}
     if device == "cuda" and bits == 16:
         ways |= {f"weights alone, {each}": partial(_library, x, wide, each) for each in _LIBRARY}
     for name, way in ways.items():
@@ -125,7 +138,8 @@ def measured(
         ) as error:  # a size or a device that a library has no kernel for
             yield {"way": name, "us": math.inf, "refused": str(error).splitlines()[0]}
             continue
-        copied_us = 1e6 * bits / 8 * outputs * inputs / bytes_s
+        num_bytes = weight.num_bytes if isinstance(weight, LowBitMatrix) else bits / 8 * outputs * inputs
+        copied_us = 1e6 * num_bytes / bytes_s
         found = {"way": name, "us": round(us, 2), "share_of_copies": round(copied_us / us, 3)}
         if name in (SEPARATE, *(f"{each} outputs" for each in STAGES)):
             found["difference"] = round(float((way() - wanted).abs().max() / wanted.abs().max()), 6)
@@ -142,8 +156,21 @@ def in_blocks(weight: Tensor) -> Fp8Rows:
     return Fp8Rows(values=values, scales=scales, group=_BLOCK, lines=_BLOCK)
 
 
+def in_4_bits(weight: Tensor) -> LowBitMatrix:
+    """Round a weight to codes of 4 bits with a scale and a minimum for 32 values, and pack it."""
+    found = pack_low_bit(LowBitRows((FloatRows(weight, INT4),)), None, weight.device).single
+    assert found is not None, "one part is one matrix"
+    return found
+
+
+def _lines(weight: Weight) -> int:
+    return weight.num_rows if isinstance(weight, LowBitMatrix) else weight.shape[0]
+
+
 def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = None) -> Tensor:
     """In a launch of its own, or in fp8 in three."""
+    if isinstance(weight, LowBitMatrix):
+        return low_bit_rows(x, weight, out, residual=residual)
     if isinstance(weight, Fp8Rows):
         return _fp8_products(x.device).linear(x, Fp8Linear(weight=weight, bias=None), out, residual)
     if residual is None:
@@ -152,6 +179,8 @@ def _product(x: Tensor, weight: Weight, out: Tensor, residual: Tensor | None = N
 
 
 def _in_one(x: Tensor, weight: Weight, out: Tensor, **options: Any) -> Tensor:
+    if isinstance(weight, LowBitMatrix):
+        return few_low_bit_rows(x, weight, out, **options)
     if isinstance(weight, Fp8Rows):
         scaling: dict[str, Any] = {"scales": weight.scales, "group": weight.group, "lines": weight.lines}
         return few_rows(x, weight.values, out, **scaling, **options)
@@ -159,14 +188,14 @@ def _in_one(x: Tensor, weight: Weight, out: Tensor, **options: Any) -> Tensor:
 
 
 def _normed(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
-    norm, out = torch.ones(x.shape[1], device=x.device), x.new_empty((len(x), weight.shape[0]))
+    norm, out = torch.ones(x.shape[1], device=x.device), x.new_empty((len(x), _lines(weight)))
     if outputs is not None:
         return _in_one(x, weight, out, norm=norm, eps=_EPS, outputs=outputs)
     return _product(rms_norm(x, norm, _EPS, torch.empty_like(x)), weight, out)
 
 
 def _gated(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
-    out = x.new_empty((len(x), weight.shape[0] // 2))
+    out = x.new_empty((len(x), _lines(weight) // 2))
     if outputs is None:
         return gate(_normed(x, weight, None), out)
     norm = torch.ones(x.shape[1], device=x.device)
@@ -174,7 +203,7 @@ def _gated(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
 
 
 def _added(x: Tensor, weight: Weight, outputs: int | None) -> Tensor:
-    out = x.new_zeros((len(x), weight.shape[0]))
+    out = x.new_zeros((len(x), _lines(weight)))
     if outputs is not None:
         return _in_one(x, weight, out, residual=out, outputs=outputs)
     return _product(x, weight, out, residual=out)

@@ -47,7 +47,12 @@ def test_requests_name_adapters_in_turn_and_an_arm_is_compared_with_its_own_syst
         return Run(tokens=tokens, seconds=2.0, drafted=0, accepted=0, texts=(), paid={})
 
     rates = {"off": (20, 40, 60), "none": (20, 20, 20), "one": (10, 30, 60), "eight": (10, 10, 10)}
-    rates |= {"llama.cpp": (8, 8, 8), "llama.cpp one": (4, 2, 4), "llama.cpp eight": (2, 2, 2)}
+    rates |= {
+        "llama.cpp": (8, 8, 8),
+        "llama.cpp none": (8, 8, 8),
+        "llama.cpp one": (4, 2, 4),
+        "llama.cpp eight": (2, 2, 2),
+    }
     cell = Cell(
         labels={"concurrency": 1}, runs={arm: [run(each) for each in found] for arm, found in rates.items()}
     )
