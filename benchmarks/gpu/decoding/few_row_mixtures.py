@@ -49,7 +49,7 @@ _LOADING_S = 25.0
 def run(plan: Plan, desk: Desk) -> None:
     clock: KernelClock = GraphClock(torch.device(plan.device)) if plan.device == "cuda" else HostClock()
     for config in plan.sizes.mixtures:
-        for bits in (16, 4):
+        for bits in (16, 4) if _has_codes(config) else (16,):
             if not desk.may_begin(f"{config['model_type']}: layers in {bits} bits"):
                 continue
             layer = Layer.made(config, plan.device, bits)
@@ -125,6 +125,12 @@ class Layer:
         return {SEPARATE: self.separate} | {name: partial(self.in_three, name) for name in FEW_ROW_TILES}
 
 
+def _has_codes(config: Config) -> bool:
+    """Return whether there are kernels: rows of codes are multiples of 32, which those of a dry run may not be."""
+    spec = decoder_spec(config)
+    return spec.hidden_size % 32 == 0 and experts_of(spec).size % 32 == 0
+
+
 def _weights(network: ExpertsSpec, hidden: int, device: str, bits: int) -> ExpertWeights:
     random = torch.Generator(device).manual_seed(0)
 
@@ -137,7 +143,10 @@ def _weights(network: ExpertsSpec, hidden: int, device: str, bits: int) -> Exper
         biases = drawn(outputs, std=_BIAS_STD) if network.bias else None
         if bits == 16:
             return ExpertProduct.of(name, weights, biases)
-        packed = tuple(pack_low_bit(LowBitRows((FloatRows(each, INT4),)), None, each.device) for each in weights)
+        packed = tuple(
+            pack_low_bit(LowBitRows(parts=(FloatRows(weight=each, scheme=INT4),)), None, each.device)
+            for each in weights
+        )
         return ExpertProduct.of_codes(name, packed, biases)
 
     return ExpertWeights(

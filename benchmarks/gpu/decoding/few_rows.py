@@ -158,7 +158,7 @@ def in_blocks(weight: Tensor) -> Fp8Rows:
 
 def in_4_bits(weight: Tensor) -> LowBitMatrix:
     """Round a weight to codes of 4 bits with a scale and a minimum for 32 values, and pack it."""
-    found = pack_low_bit(LowBitRows((FloatRows(weight, INT4),)), None, weight.device).single
+    found = pack_low_bit(LowBitRows(parts=(FloatRows(weight=weight, scheme=INT4),)), None, weight.device).single
     assert found is not None, "one part is one matrix"
     return found
 
