@@ -110,8 +110,8 @@ def experts(
 
     read: [1] int64, to which the number of experts that any row has chosen is added. shared: added
     last; None: no expert is shared. slots: [R] int64, below 0 for padding, whose rows stay as they are; None: no
-    row is. scales: [E] float32. piece_bytes: low-bit weights become those of the rows' type first, those of some
-    experts at a time, in room of so many bytes that the next ones overwrite; None: codes are read.
+    row is. scales: [E] float32. piece_bytes: low-bit weights are dequantised first, some experts at a time, into
+    one buffer of at most this size; None: kernels read the codes.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), count = x.shape, networks.count

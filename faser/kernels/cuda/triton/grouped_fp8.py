@@ -107,7 +107,7 @@ def grouped_product(
 ) -> Tensor:
     """Compute out [R, N] of x [R, K], each row contiguous, with a packed weight [N, K] and bias [N]. Returns out.
 
-    residual: [R, N] of out's type, added; it may be out. tiles: None: the first ones for so many rows.
+    residual: [R, N] of out's type, added; it may be out. tiles: None: the first ones for this number of rows.
     Raises EngineError that names the tensor that does not fit.
     """
     (rows, width), size = x.shape, len(weight.values)
